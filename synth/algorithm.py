@@ -1,0 +1,60 @@
+"""The answer of synthesis: timed messages, and a certificate of how good they are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+from taccl.synth.collective import Collective
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """Chunks sent contiguously over one link; alpha is paid once for all of them.
+
+    op "copy": every chunk's value at `src` replaces what `dst` has. op "reduce": the partial reduction that
+    `src` holds of each chunk is added to `dst`'s; the sum is ready when dst's reduction task has ended.
+    """
+
+    link: int  # index into Topology.links
+    src: int
+    dst: int
+    chunks: tuple[int, ...]  # chunk ids, ascending, no repeats
+    start_fs: int
+    end_fs: int  # arrival at dst = start + alpha + count * chunk_fs; a reduction comes after it
+    op: str = "copy"  # "copy" | "reduce"
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """How far the algorithm can be from the best one."""
+
+    lower_bound_us: float  # holds for ANY algorithm on this topology, whatever its chunking
+    bound_by: str  # which bound that is, in words, e.g. "max-flow cut into rank 3"
+    solver_bound_us: float  # the solver's own bound within sketch, chunking and symmetry
+    status: str  # "optimal": time equals a bound; else "feasible"
+    proved_by: str = ""  # what the word optimal rests on: "any algorithm" | "within the sketch and chunking" | ""
+
+    def gap(self, time_us: float) -> float:
+        """(time - lower bound) / time, 0 for an empty schedule."""
+        return 0.0 if time_us <= 0 else max(0.0, (time_us - self.lower_bound_us) / time_us)
+
+
+@dataclass(frozen=True, slots=True)
+class Algorithm:
+    """A schedule for a collective on a topology at one size. Messages are sorted by (start, link, chunks)."""
+
+    name: str
+    collective: Collective
+    topology_name: str
+    size_bytes: int
+    messages: tuple[Message, ...]
+    time_fs: int  # completion of the last arrival or reduction
+    certificate: Certificate
+    engine: str  # what found it: "cp-sat", "ring", ...
+    provenance: dict[str, object] = field(default_factory=dict)  # versions, seed, input hashes; no dates
+
+    @property
+    def chunk_bytes(self) -> Fraction:
+        """Bytes of one chunk."""
+        return self.collective.chunk_bytes(self.size_bytes)

@@ -1,0 +1,164 @@
+"""What a collective must achieve: where each chunk is before, and where it must be after.
+
+Sizes follow nccl-tests: `size_bytes` is the number that it prints (allgather, reduce-scatter, alltoall,
+gather, scatter: the whole array per rank; allreduce, broadcast, reduce, sendrecv: the buffer).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+NAMES = (
+    "allgather", "alltoall", "alltoallv", "reducescatter", "allreduce",
+    "broadcast", "reduce", "gather", "scatter", "sendrecv", "custom",
+)  # fmt: skip
+COMBINING = frozenset({"reducescatter", "allreduce", "reduce"})
+ROOTED = frozenset({"broadcast", "reduce", "gather", "scatter"})
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A piece of data. Pairs are (rank, chunk offset in that rank's input or output buffer).
+
+    Not combining: any one source's copy serves. Combining: the value wanted is the reduction of the
+    pieces at ALL sources, each exactly once.
+    """
+
+    sources: tuple[tuple[int, int], ...]
+    destinations: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """A collective on `ranks` ranks, cut into chunks of equal size. Chunk ids are indices into `chunks`."""
+
+    name: str  # one of NAMES
+    ranks: int
+    chunks: tuple[Chunk, ...]
+    combining: bool
+    input_chunks: tuple[int, ...]  # length of each rank's input buffer, in chunks
+    output_chunks: tuple[int, ...]
+    # In place, both buffers are views of one memory; per rank the offsets (input, output) of the views in it,
+    # or None when the two stay separate on that rank.
+    inplace: tuple[tuple[int, int] | None, ...]
+    size_chunks: int  # how many chunks the nccl-tests size spans; chunk bytes = size / size_chunks
+    partition: int  # the k of "each natural block is cut into k chunks"
+    root: int = 0  # of rooted collectives
+
+    def chunk_bytes(self, size_bytes: int) -> Fraction:
+        """Bytes of one chunk when the collective has this nccl-tests size."""
+        return Fraction(size_bytes, self.size_chunks)
+
+    def check(self) -> None:
+        """Raise ValueError when offsets, lengths or ranks are inconsistent."""
+        if self.name not in NAMES or self.ranks < 1 or self.size_chunks < 1:
+            raise ValueError("unknown collective, no ranks or no chunks")
+        if not len(self.input_chunks) == len(self.output_chunks) == len(self.inplace) == self.ranks:
+            raise ValueError("per-rank fields must have one entry a rank")
+        for index, chunk in enumerate(self.chunks):
+            if not chunk.sources or not chunk.destinations:
+                raise ValueError(f"chunk {index} has no source or no destination")
+            for pairs, lengths in ((chunk.sources, self.input_chunks), (chunk.destinations, self.output_chunks)):
+                for rank, offset in pairs:
+                    if not (0 <= rank < self.ranks and 0 <= offset < lengths[rank]):
+                        raise ValueError(f"chunk {index}: rank {rank} offset {offset} is out of range")
+
+
+def build(
+    name: str,
+    ranks: int,
+    partition: int = 1,
+    *,
+    root: int = 0,
+    demand: Sequence[Sequence[int]] | None = None,
+    pairs: Sequence[tuple[int, int]] | None = None,
+) -> Collective:
+    """The collective `name` with every natural block cut into `partition` chunks.
+
+    demand: alltoallv only, demand[i][j] = blocks that rank i sends to rank j. pairs: sendrecv only,
+    (source, destination) with each rank at most once on either side; default: each rank to the next.
+    Raises ValueError for an unknown name or arguments out of range.
+    """
+    if name not in NAMES or name == "custom":
+        raise ValueError(f"unknown collective {name!r}; known: {', '.join(n for n in NAMES if n != 'custom')}")
+    if ranks < 1 or partition < 1 or not 0 <= root < ranks:
+        raise ValueError("ranks and partition must be at least 1, the root a rank")
+    n, k = ranks, partition
+    every = range(n)
+    same = tuple((0, 0) for _ in every)
+    chunks: list[Chunk] = []
+    size_chunks = n * k
+    inputs: Sequence[int]
+    outputs: Sequence[int]
+    inplace: Sequence[tuple[int, int] | None]
+    if name == "allgather":
+        chunks = [Chunk(((r, j),), tuple((d, r * k + j) for d in every)) for r in every for j in range(k)]
+        inputs, outputs, inplace = [k] * n, [n * k] * n, [(r * k, 0) for r in every]
+    elif name == "reducescatter":
+        chunks = [Chunk(tuple((s, r * k + j) for s in every), ((r, j),)) for r in every for j in range(k)]
+        inputs, outputs, inplace = [n * k] * n, [k] * n, [(0, r * k) for r in every]
+    elif name == "alltoall":
+        chunks = [
+            Chunk(((s, d * k + j),), ((d, s * k + j),)) for s in every for d in every for j in range(k)
+        ]
+        inputs, outputs, inplace = [n * k] * n, [n * k] * n, same
+    elif name == "alltoallv":
+        if demand is None or len(demand) != n or any(len(row) != n or min(row) < 0 for row in demand):
+            raise ValueError("alltoallv needs a square demand matrix of counts that are not negative")
+        received = [0] * n
+        inputs_v = [0] * n
+        for s in every:
+            for d in every:
+                for _ in range(demand[s][d] * k):
+                    # Output offsets are in source order because sources are walked in order.
+                    chunks.append(Chunk(((s, inputs_v[s]),), ((d, received[d]),)))
+                    inputs_v[s] += 1
+                    received[d] += 1
+        inputs, outputs, inplace = inputs_v, received, [None] * n
+        size_chunks = max(1, *inputs_v, *received)
+    elif name in ("allreduce", "broadcast", "reduce"):
+        total = n * k if name == "allreduce" else k
+        size_chunks = total
+        for j in range(total):
+            holders = tuple((r, j) for r in every)
+            only_root = ((root, j),)
+            sources = only_root if name == "broadcast" else holders
+            chunks.append(Chunk(sources, only_root if name == "reduce" else holders))
+        inputs, outputs, inplace = [total] * n, [total] * n, same
+    elif name == "gather":
+        chunks = [Chunk(((r, j),), ((root, r * k + j),)) for r in every for j in range(k)]
+        inputs, outputs = [k] * n, [n * k if r == root else 0 for r in every]
+        inplace = [(root * k, 0) if r == root else None for r in every]
+    elif name == "scatter":
+        chunks = [Chunk(((root, r * k + j),), ((r, j),)) for r in every for j in range(k)]
+        inputs, outputs = [n * k if r == root else 0 for r in every], [k] * n
+        inplace = [(0, root * k) if r == root else None for r in every]
+    else:  # sendrecv
+        given = [(r, (r + 1) % n) for r in every] if pairs is None else list(pairs)
+        for side in (0, 1):
+            ends = [pair[side] for pair in given]
+            if len(set(ends)) != len(ends) or any(not 0 <= r < n for r in ends):
+                raise ValueError("sendrecv pairs must name existing ranks, each at most once on either side")
+        chunks = [Chunk(((s, j),), ((d, j),)) for s, d in given for j in range(k)]
+        inputs, outputs, inplace = [k] * n, [k] * n, [None] * n
+        size_chunks = k
+    return Collective(
+        name, n, tuple(chunks), name in COMBINING, tuple(inputs), tuple(outputs), tuple(inplace),
+        size_chunks, k, root if name in ROOTED else 0,
+    )  # fmt: skip
+
+
+def bus_factor(name: str, ranks: int) -> Fraction:
+    """busbw = algbw * this (nccl-tests, doc/PERFORMANCE.md)."""
+    n = ranks
+    table: dict[str, Callable[[], Fraction]] = {
+        "allreduce": lambda: Fraction(2 * (n - 1), n),
+        "allgather": lambda: Fraction(n - 1, n),
+        "reducescatter": lambda: Fraction(n - 1, n),
+        "alltoall": lambda: Fraction(n - 1, n),
+        "gather": lambda: Fraction(n - 1, n),
+        "scatter": lambda: Fraction(n - 1, n),
+    }
+    return table.get(name, lambda: Fraction(1))()

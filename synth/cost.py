@@ -1,0 +1,73 @@
+"""The one cost model: LogGP with shared ports, in integer femtoseconds.
+
+A message of `count` chunks over link l that starts at t arrives at `t + alpha + count * chunk_fs` where
+chunk_fs is the time of one chunk at the slowest beta of the link and its ports; it holds the link and each
+port from t for `occupancy + count * hold_fs` of that resource. 1 us/MB is 10^3 fs per byte; a chunk's time
+is rounded up to a whole femtosecond once, here, so every later sum is exact.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+from taccl.profiles.topology import Topology
+
+FS_PER_US = 10**9
+
+
+def ceil_fs(us: Fraction) -> int:
+    """A duration in us as femtoseconds, rounded up."""
+    return -((-us.numerator * FS_PER_US) // us.denominator)
+
+
+def us(fs: int) -> float:
+    """Femtoseconds as us for people and JSON (picosecond precision)."""
+    return round(fs / FS_PER_US, 6)
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Durations on one topology at one chunk size. Resource ids: link i is i, port p is len(links) + p."""
+
+    chunk_bytes: Fraction
+    alpha_fs: tuple[int, ...]  # per link
+    occupancy_fs: tuple[int, ...]  # per link
+    chunk_fs: tuple[int, ...]  # per link: transit of one chunk at the slowest beta
+    holds: tuple[tuple[tuple[int, int], ...], ...]  # per link: (resource id, hold of one chunk in fs)
+    reduce_alpha_fs: int
+    reduce_chunk_fs: int
+    resources: int  # number of resource ids
+
+    def transit(self, link: int, count: int) -> int:
+        """From a message's start to its arrival."""
+        return self.alpha_fs[link] + count * self.chunk_fs[link]
+
+    def hold(self, link: int, per_chunk: int, count: int) -> int:
+        """How long a message holds a resource whose hold of one chunk is `per_chunk`."""
+        return self.occupancy_fs[link] + count * per_chunk
+
+    def reduce(self, count: int) -> int:
+        """Time of reducing an arrived message of `count` chunks into local data."""
+        return self.reduce_alpha_fs + count * self.reduce_chunk_fs
+
+
+def costs(topology: Topology, chunk_bytes: Fraction) -> Costs:
+    """Price every link of a topology for messages made of chunks of `chunk_bytes`."""
+    per_byte = chunk_bytes / 10**6  # us/MB times this gives us
+    chunk_fs, holds = [], []
+    for index, link in enumerate(topology.links):
+        betas = [link.beta_us_per_mb, *(topology.ports[p].beta_us_per_mb for p in link.ports)]
+        chunk_fs.append(ceil_fs(max(betas) * per_byte))
+        ids = [index, *(len(topology.links) + p for p in link.ports)]
+        holds.append(tuple((i, ceil_fs(beta * per_byte)) for i, beta in zip(ids, betas, strict=True)))
+    return Costs(
+        chunk_bytes=chunk_bytes,
+        alpha_fs=tuple(ceil_fs(link.alpha_us) for link in topology.links),
+        occupancy_fs=tuple(ceil_fs(link.occupancy_us) for link in topology.links),
+        chunk_fs=tuple(chunk_fs),
+        holds=tuple(holds),
+        reduce_alpha_fs=ceil_fs(topology.reduce_alpha_us),
+        reduce_chunk_fs=ceil_fs(topology.reduce_beta_us_per_mb * per_byte),
+        resources=len(topology.links) + len(topology.ports),
+    )
