@@ -36,7 +36,9 @@ class Unordered(ValueError):
     """A transfer sends what its source cannot have at that point of the list."""
 
 
-def predecessors(topology: Topology, collective: Collective, transfers: Sequence[Transfer]) -> list[list[int]]:
+def predecessors(
+    topology: Topology, collective: Collective, transfers: Sequence[Transfer]
+) -> list[list[int]]:
     """For each transfer the earlier ones whose arrival it needs. Raises Unordered for missing data."""
     sources = [{rank for rank, _ in chunk.sources} for chunk in collective.chunks]
     into: dict[tuple[int, int], list[int]] = {}
@@ -59,18 +61,7 @@ def time_in_order(
     topology: Topology, collective: Collective, costs: Costs, transfers: Sequence[Transfer]
 ) -> tuple[Message, ...]:
     """Start every transfer as early as its data and, in list order, its link and ports allow."""
-    needs = predecessors(topology, collective, transfers)
-    free = [0] * costs.resources
-    engine = [0] * topology.ranks
-    done = [0] * len(transfers)
-    messages = []
-    for index, transfer in enumerate(transfers):
-        start = max((done[i] for i in needs[index]), default=0)
-        start = max(start, *(free[r] for r, _ in costs.holds[transfer.link]))
-        message = _place(topology, costs, transfer, start, free)
-        done[index] = _complete(costs, message, engine)
-        messages.append(message)
-    return _sorted(messages)
+    return _event_loop(topology, collective, costs, transfers, list(range(len(transfers))), keep_order=True)
 
 
 def time_by_priority(
@@ -85,79 +76,104 @@ def time_by_priority(
     priority: one number a transfer, default its place in the list. Serial over events, O(m log m) for m
     transfers when few compete for a resource.
     """
+    order = list(range(len(transfers))) if priority is None else list(priority)
+    return _event_loop(topology, collective, costs, transfers, order, keep_order=False)
+
+
+def completion_fs(costs: Costs, messages: Iterable[Message]) -> int:
+    """When the last arrival, or the reduction that follows it, has ended."""
+    engine: dict[int, int] = {}
+    last = 0
+    for m in sorted(messages, key=lambda m: (m.end_fs, m.start_fs, m.link)):
+        done = m.end_fs
+        if m.op == "reduce":
+            engine[m.dst] = done = max(engine.get(m.dst, 0), m.end_fs) + costs.reduce(len(m.chunks))
+        last = max(last, done)
+    return last
+
+
+def _event_loop(
+    topology: Topology,
+    collective: Collective,
+    costs: Costs,
+    transfers: Sequence[Transfer],
+    priority: Sequence[int],
+    keep_order: bool,
+) -> tuple[Message, ...]:
     needs = predecessors(topology, collective, transfers)
-    rank_of = list(range(len(transfers))) if priority is None else list(priority)
     waiting = [len(need) for need in needs]
     followers: list[list[int]] = [[] for _ in transfers]
     for index, need in enumerate(needs):
         for before in need:
             followers[before].append(index)
+    # When the order is kept, each resource is handed from one transfer to the next of the list.
+    heirs: list[list[tuple[int, int]]] = [[] for _ in transfers]  # (hold per chunk, next transfer)
+    if keep_order:
+        holder: dict[int, tuple[int, int]] = {}
+        for index, transfer in enumerate(transfers):
+            for resource, per_chunk in costs.holds[transfer.link]:
+                if resource in holder:
+                    before, hold = holder[resource]
+                    heirs[before].append((hold, index))
+                    waiting[index] += 1
+                holder[resource] = (index, costs.hold(transfer.link, per_chunk, len(transfer.chunks)))
     free = [0] * costs.resources
     engine = [0] * topology.ranks
     messages: list[Message] = []
-    # Events: (time, kind, payload). kind 0 = a transfer's arrival was digested, 1 = a resource came free.
+    # Events in the order of one instant: 0 arrival, 1 data usable, 2 resource free, 3 turn of the next.
     events: list[tuple[int, int, int]] = []
-    ready: list[tuple[int, int]] = [(rank_of[i], i) for i, count in enumerate(waiting) if not count]
+    ready: list[tuple[int, int]] = [(priority[i], i) for i, count in enumerate(waiting) if not count]
     heapq.heapify(ready)
-    blocked: dict[int, list[tuple[int, int]]] = {}  # resource -> transfers that wait for it
+    blocked: dict[int, list[tuple[int, int]]] = {}  # resource -> ready transfers that wait for it
     now = 0
     while True:
         while ready:
             entry = heapq.heappop(ready)
-            transfer = transfers[entry[1]]
+            index = entry[1]
+            transfer = transfers[index]
             busy = next((r for r, _ in costs.holds[transfer.link] if free[r] > now), None)
             if busy is not None:
                 blocked.setdefault(busy, []).append(entry)
                 continue
-            message = _place(topology, costs, transfer, now, free)
-            messages.append(message)
-            heapq.heappush(events, (_complete(costs, message, engine), 0, entry[1]))
-            for resource, _ in costs.holds[transfer.link]:
-                heapq.heappush(events, (free[resource], 1, resource))
+            link = topology.links[transfer.link]
+            count = len(transfer.chunks)
+            end = now + costs.transit(transfer.link, count)
+            chunks = tuple(sorted(transfer.chunks))
+            messages.append(Message(transfer.link, link.src, link.dst, chunks, now, end, transfer.op))
+            heapq.heappush(events, (end, 0, index))
+            for resource, per_chunk in costs.holds[transfer.link]:
+                free[resource] = now + costs.hold(transfer.link, per_chunk, count)
+                heapq.heappush(events, (free[resource], 2, resource))
+            for hold, heir in heirs[index]:
+                heapq.heappush(events, (now + hold, 3, heir))
         if not events:
             break
         now = events[0][0]
         while events and events[0][0] == now:
             _, kind, payload = heapq.heappop(events)
-            if kind == 1:
+            released: list[int] = []
+            if kind == 0:
+                transfer = transfers[payload]
+                usable = now
+                if transfer.op == "reduce":
+                    dst = topology.links[transfer.link].dst
+                    engine[dst] = max(engine[dst], now) + costs.reduce(len(transfer.chunks))
+                    usable = engine[dst]
+                heapq.heappush(events, (usable, 1, payload))
+            elif kind == 1:
+                released = followers[payload]
+            elif kind == 2:
                 for entry in blocked.pop(payload, ()):
                     heapq.heappush(ready, entry)
             else:
-                for follower in followers[payload]:
-                    waiting[follower] -= 1
-                    if not waiting[follower]:
-                        heapq.heappush(ready, (rank_of[follower], follower))
-    return _sorted(messages)
-
-
-def completion_fs(costs: Costs, messages: Iterable[Message]) -> int:
-    """When the last arrival, or the reduction that follows it, has ended."""
-    ranks = 1 + max((m.dst for m in messages), default=0)
-    engine = [0] * ranks
-    return max((_complete(costs, m, engine) for m in sorted(messages, key=lambda m: m.end_fs)), default=0)
+                released = [payload]
+            for follower in released:
+                waiting[follower] -= 1
+                if not waiting[follower]:
+                    heapq.heappush(ready, (priority[follower], follower))
+    return tuple(sorted(messages, key=lambda m: (m.start_fs, m.link, m.chunks)))
 
 
 def as_transfers(messages: Iterable[Message]) -> list[Transfer]:
     """Forget the clock, keep the order of starts (ties keep their place)."""
     return [Transfer(m.link, m.chunks, m.op) for m in sorted(messages, key=lambda m: (m.start_fs, m.end_fs))]
-
-
-def _place(topology: Topology, costs: Costs, transfer: Transfer, start: int, free: list[int]) -> Message:
-    link = topology.links[transfer.link]
-    count = len(transfer.chunks)
-    for resource, per_chunk in costs.holds[transfer.link]:
-        free[resource] = start + costs.hold(transfer.link, per_chunk, count)
-    end = start + costs.transit(transfer.link, count)
-    return Message(transfer.link, link.src, link.dst, tuple(sorted(transfer.chunks)), start, end, transfer.op)
-
-
-def _complete(costs: Costs, message: Message, engine: list[int]) -> int:
-    """When the message's data can be used; a reduction takes the rank's one reduction engine."""
-    if message.op == "copy":
-        return message.end_fs
-    engine[message.dst] = max(engine[message.dst], message.end_fs) + costs.reduce(len(message.chunks))
-    return engine[message.dst]
-
-
-def _sorted(messages: Iterable[Message]) -> tuple[Message, ...]:
-    return tuple(sorted(messages, key=lambda m: (m.start_fs, m.link, m.chunks)))
