@@ -1,0 +1,191 @@
+"""Greedy trees: whoever can be served soonest is served next (in the manner of TACOS, MICRO'24).
+
+Chunks wanted by several ranks grow one hop at a time by earliest arrival under the load committed so far; a chunk
+with a single destination takes its whole earliest-arrival path at once. Several passes differ in how much
+they fear slow links and whether a chunk may enter a node twice; the scheduler decides which is best.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from taccl.profiles.topology import reverse
+from taccl.synth.problem import Problem
+from taccl.synth.schedule import Transfer
+
+
+@dataclass(frozen=True, slots=True)
+class Taste:
+    """What one pass prefers."""
+
+    weight: float  # how much the transit of a hop counts against its arrival
+    enter_once: bool  # a chunk enters each other node at most once
+    seed: int  # 0: ties go to the lower chunk and link; else they are shuffled
+
+
+def tastes(count: int, seed: int) -> Iterator[Taste]:
+    """Different passes, best guesses first; deterministic."""
+    shuffle = random.Random(seed)
+    fixed = [Taste(1.0, True, 0), Taste(1.0, False, 0), Taste(2.0, True, 0)]
+    for index in range(count):
+        if index < len(fixed):
+            yield fixed[index]
+        else:
+            yield Taste(shuffle.choice((0.5, 1.0, 1.0, 2.0)), index % 4 != 0, shuffle.randrange(1, 1 << 30))
+
+
+def greedy(problem: Problem, taste: Taste) -> list[Transfer] | None:
+    """Transfers of all layers in order, or None when this pass ran into a dead end."""
+    transfers: list[Transfer] = []
+    for number, layer in enumerate(problem.layers):
+        if layer.kind == "spread":
+            grown = _spread(problem, number, taste)
+            if grown is None:
+                return None
+            transfers += grown
+        else:
+            # Collecting is spreading backwards in time on the turned links.
+            turned = replace(
+                problem, topology=reverse(problem.topology), layers=(replace(layer, kind="spread"),)
+            )
+            grown = _spread(turned, 0, taste)
+            if grown is None:
+                return None
+            transfers += [Transfer(t.link, t.chunks, "reduce") for t in reversed(grown)]
+    return transfers
+
+
+class _State:
+    """Load committed so far and where every chunk has arrived."""
+
+    def __init__(self, problem: Problem, number: int) -> None:
+        self.costs = problem.costs
+        self.links = problem.topology.links
+        self.free = [0] * problem.costs.resources
+        layer = problem.layers[number]
+        self.has: list[dict[int, int]] = [dict.fromkeys(roots, 0) for roots in layer.roots]
+        self.sent: list[tuple[int, Transfer]] = []
+
+    def start(self, link: int, ready: int) -> int:
+        return max(ready, *(self.free[r] for r, _ in self.costs.holds[link]))
+
+    def commit(self, chunk: int, link: int) -> None:
+        start = self.start(link, self.has[chunk][self.links[link].src])
+        for resource, per_chunk in self.costs.holds[link]:
+            self.free[resource] = start + self.costs.hold(link, per_chunk, 1)
+        self.has[chunk][self.links[link].dst] = start + self.costs.transit(link, 1)
+        self.sent.append((start, Transfer(link, (chunk,))))
+
+
+def _spread(problem: Problem, number: int, taste: Taste) -> list[Transfer] | None:
+    layer = problem.layers[number]
+    state = _State(problem, number)
+    shuffle = random.Random(taste.seed)
+    node_of = problem.topology.node_of()
+    entered: set[tuple[int, int]] = {(c, node_of[r]) for c, roots in enumerate(layer.roots) for r in roots}
+    wanted = [set(t) for t in layer.targets]
+    outgoing: list[dict[int, list[int]]] = []
+    memo: dict[tuple[int, ...], dict[int, list[int]]] = {}
+    for usable in layer.usable:
+        if usable not in memo:
+            table: dict[int, list[int]] = {}
+            for e in usable:
+                table.setdefault(problem.topology.links[e].src, []).append(e)
+            memo[usable] = table
+        outgoing.append(memo[usable])
+
+    heap: list[tuple[float, float, int, int]] = []  # (score, tie, chunk, link or -1 for a path)
+
+    def tie() -> float:
+        return shuffle.random() if taste.seed else 0.0
+
+    def score(chunk: int, e: int) -> float:
+        ready = state.has[chunk][state.links[e].src]
+        return state.start(e, ready) + taste.weight * state.costs.transit(e, 1)
+
+    def offer(chunk: int, rank: int) -> None:
+        for e in outgoing[chunk].get(rank, ()):
+            if state.links[e].dst in wanted[chunk]:
+                heapq.heappush(heap, (score(chunk, e), tie(), chunk, e))
+
+    single = [len(t) == 1 for t in layer.targets]
+    for chunk, roots in enumerate(layer.roots):
+        if single[chunk]:
+            path = _earliest_path(state, outgoing[chunk], chunk, wanted[chunk])
+            if path is None:
+                return None
+            heapq.heappush(heap, (path[0], tie(), chunk, -1))
+        else:
+            for rank in roots:
+                offer(chunk, rank)
+    while heap:
+        old, tied, chunk, e = heapq.heappop(heap)
+        if not wanted[chunk]:
+            continue
+        if e < 0:
+            path = _earliest_path(state, outgoing[chunk], chunk, wanted[chunk])
+            assert path is not None
+            if path[0] > old:
+                heapq.heappush(heap, (path[0], tied, chunk, -1))
+                continue
+            for hop in path[1]:
+                state.commit(chunk, hop)
+            wanted[chunk].clear()
+            continue
+        dst = state.links[e].dst
+        if dst not in wanted[chunk]:
+            continue
+        foreign = node_of[state.links[e].src] != node_of[dst]
+        if taste.enter_once and foreign and (chunk, node_of[dst]) in entered:
+            continue
+        now = score(chunk, e)
+        if now > old:
+            heapq.heappush(heap, (now, tied, chunk, e))
+            continue
+        state.commit(chunk, e)
+        entered.add((chunk, node_of[dst]))
+        wanted[chunk].discard(dst)
+        offer(chunk, dst)
+    # What one-hop growth could not reach (relays that do not want the chunk) is reached by paths.
+    for chunk, missing in enumerate(wanted):
+        while missing:
+            path = _earliest_path(state, outgoing[chunk], chunk, missing)
+            if path is None:
+                return None
+            for hop in path[1]:
+                if state.links[hop].dst not in state.has[chunk]:
+                    state.commit(chunk, hop)
+                    missing.discard(state.links[hop].dst)
+    state.sent.sort(key=lambda pair: pair[0])
+    return [transfer for _, transfer in state.sent]
+
+
+def _earliest_path(
+    state: _State, outgoing: dict[int, list[int]], chunk: int, targets: set[int]
+) -> tuple[int, list[int]] | None:
+    """(arrival, links) of the soonest path from a holder of the chunk to one of the targets."""
+    best = dict(state.has[chunk])
+    via: dict[int, int] = {}
+    heap = [(at, rank) for rank, at in best.items()]
+    heapq.heapify(heap)
+    while heap:
+        at, rank = heapq.heappop(heap)
+        if at > best[rank]:
+            continue
+        if rank in targets:
+            hops = []
+            while rank in via:
+                hops.append(via[rank])
+                rank = state.links[via[rank]].src
+            return at, hops[::-1]
+        for e in outgoing.get(rank, ()):
+            dst = state.links[e].dst
+            arrival = state.start(e, at) + state.costs.transit(e, 1)
+            if dst not in best or arrival < best[dst]:
+                best[dst] = arrival
+                via[dst] = e
+                heapq.heappush(heap, (arrival, dst))
+    return None

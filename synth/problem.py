@@ -1,0 +1,283 @@
+"""The solver-free statement of what to synthesise: chunks, trees to be found, usable links, symmetry.
+
+A layer asks for one tree a chunk. "spread": from any source to all targets (allgather, alltoall, broadcast).
+"collect": from all targets to the root, partial sums on the way (reduce-scatter, reduce). An allreduce is a
+collect layer and a spread layer with the same roots on the same links.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from taccl.profiles.topology import Topology
+from taccl.sketches.restrictions import Permutation, Restrictions, Rule
+from taccl.synth.collective import Collective
+from taccl.synth.cost import Costs, costs
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One tree a chunk. Ranks without a role may relay (spread) or pass partial sums on (collect)."""
+
+    kind: str  # "spread" | "collect"
+    roots: tuple[
+        tuple[int, ...], ...
+    ]  # per chunk: ranks that have it (spread), the one that wants it (collect)
+    targets: tuple[tuple[int, ...], ...]  # per chunk: ranks to reach (spread), that contribute (collect)
+    usable: tuple[tuple[int, ...], ...]  # per chunk: link ids it may use, ascending
+
+
+@dataclass(frozen=True, slots=True)
+class Symmetry:
+    """One automorphism of the problem: images of ranks, chunks and links."""
+
+    ranks: Permutation
+    chunks: Permutation
+    links: Permutation
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Everything that a model needs. Rules that only filter links are already applied in `Layer.usable`."""
+
+    topology: Topology
+    collective: Collective
+    costs: Costs
+    layers: tuple[Layer, ...]
+    rules: tuple[Rule, ...] = ()  # "cap", "own-first", "uc-min", "uc-max"
+    symmetries: tuple[Symmetry, ...] = ()  # generators
+
+
+def problem(
+    topology: Topology, collective: Collective, size_bytes: int, restrictions: Restrictions
+) -> Problem:
+    """State the problem; `symmetries` stays empty (see with_symmetry)."""
+    return Problem(
+        topology,
+        collective,
+        costs(topology, collective.chunk_bytes(size_bytes)),
+        tuple(_layer(topology, collective, kind, restrictions) for kind in layer_kinds(collective)),
+        tuple(rule for rule in restrictions.rules if not rule.kind.startswith("forbid")),
+    )
+
+
+def layer_kinds(collective: Collective) -> tuple[str, ...]:
+    """The layers that a collective needs, in the order of their data flow."""
+    if collective.name == "allreduce":
+        return ("collect", "spread")
+    return ("collect",) if collective.combining else ("spread",)
+
+
+def roots_of(collective: Collective) -> tuple[tuple[int, ...], ...]:
+    """Per chunk the ranks its trees hang on. An allreduce chunk is rooted at the rank whose block it is."""
+    if collective.name == "allreduce":
+        per_rank, extra = divmod(len(collective.chunks), collective.ranks)
+        if extra:
+            return tuple((i % collective.ranks,) for i in range(len(collective.chunks)))
+        return tuple((i // per_rank,) for i in range(len(collective.chunks)))
+    pairs = ((c.destinations if collective.combining else c.sources) for c in collective.chunks)
+    return tuple(tuple(sorted(rank for rank, _ in p)) for p in pairs)
+
+
+def mirror(topology: Topology, links: Iterable[int]) -> frozenset[int]:
+    """The links that run the other way; those without an opposite are dropped."""
+    of_pair: dict[tuple[int, int], list[int]] = {}
+    for index, link in enumerate(topology.links):
+        of_pair.setdefault((link.src, link.dst), []).append(index)
+    mirrored = set()
+    for index in links:
+        link = topology.links[index]
+        place = of_pair[link.src, link.dst].index(index)
+        back = of_pair.get((link.dst, link.src), [])
+        if back:
+            mirrored.add(back[min(place, len(back) - 1)])
+    return frozenset(mirrored)
+
+
+def _layer(topology: Topology, collective: Collective, kind: str, restrictions: Restrictions) -> Layer:
+    roots = roots_of(collective)
+    sides = [(c.sources if kind == "collect" else c.destinations) for c in collective.chunks]
+    targets = tuple(
+        tuple(sorted({rank for rank, _ in side} - set(root))) for side, root in zip(sides, roots, strict=True)
+    )
+    every = set(range(len(topology.links)))
+    forbidden: set[int] = set()
+    routes: set[tuple[int, int]] = set()
+    for rule in restrictions.rules:
+        links = rule.links if kind == "spread" else mirror(topology, rule.links)
+        if rule.kind == "forbid-links":
+            forbidden |= links
+        elif rule.kind == "forbid-routes":
+            for rank, link in rule.routes:
+                images = [link] if kind == "spread" else sorted(mirror(topology, [link]))
+                routes |= {(rank, image) for image in images}
+    allowed = sorted(every - forbidden)
+    hops = _hops(topology, allowed, kind)
+    usable = []
+    memo: dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[int, ...]] = {}
+    for root, target in zip(roots, targets, strict=True):
+        key = (root, target)
+        if key not in memo:
+            links_here = [e for e in allowed if not any((r, e) in routes for r in root)]
+            memo[key] = tuple(
+                _on_the_way(topology, links_here, hops, root, target, kind, restrictions.extra_hops)
+            )
+        usable.append(memo[key])
+    return Layer(kind, roots, targets, tuple(usable))
+
+
+def _hops(topology: Topology, links: Sequence[int], kind: str) -> list[list[int]]:
+    """hops[u][v] = least number of links from u to v (collect: of the turned links), ranks = unreachable."""
+    n = topology.ranks
+    out: list[list[int]] = [[] for _ in range(n)]
+    for e in links:
+        link = topology.links[e]
+        a, b = (link.src, link.dst) if kind == "spread" else (link.dst, link.src)
+        out[a].append(b)
+    table = []
+    for start in range(n):
+        distance = [n] * n
+        distance[start] = 0
+        queue = deque([start])
+        while queue:
+            u = queue.popleft()
+            for v in out[u]:
+                if distance[v] == n:
+                    distance[v] = distance[u] + 1
+                    queue.append(v)
+        table.append(distance)
+    return table
+
+
+def _on_the_way(
+    topology: Topology,
+    links: Sequence[int],
+    hops: list[list[int]],
+    roots: tuple[int, ...],
+    targets: tuple[int, ...],
+    kind: str,
+    extra_hops: int | None,
+) -> list[int]:
+    """Links that lie on some path from a root to a target within the allowed number of hops."""
+    n = topology.ranks
+    kept = []
+    limits = {t: min(hops[r][t] for r in roots) for t in targets}
+    # Without the author's word, trees to many targets may use any simple path; a single target keeps
+    # to paths with at most one hop more than the shortest, or the model grows with no gain.
+    slack = extra_hops if extra_hops is not None else (n if len(targets) > 1 else 1)
+    for e in links:
+        link = topology.links[e]
+        u, v = (link.src, link.dst) if kind == "spread" else (link.dst, link.src)
+        if v in roots:
+            continue
+        to_u = min(hops[r][u] for r in roots)
+        if to_u < n and any(to_u + 1 + hops[v][t] <= limits[t] + slack for t in targets if hops[v][t] < n):
+            kept.append(e)
+    return kept
+
+
+def unreachable(p: Problem) -> list[tuple[int, int, int]]:
+    """(layer, chunk, rank) triples whose rank the chunk's usable links do not connect to a root."""
+    missing = []
+    for number, layer in enumerate(p.layers):
+        memo: dict[tuple[tuple[int, ...], tuple[int, ...]], set[int]] = {}
+        for chunk, (roots, usable) in enumerate(zip(layer.roots, layer.usable, strict=True)):
+            if (roots, usable) not in memo:
+                memo[roots, usable] = _reached(p.topology, layer.kind, roots, usable)
+            missing += [(number, chunk, t) for t in layer.targets[chunk] if t not in memo[roots, usable]]
+    return missing
+
+
+def _reached(topology: Topology, kind: str, roots: Iterable[int], usable: Iterable[int]) -> set[int]:
+    out: dict[int, list[int]] = {}
+    for e in usable:
+        link = topology.links[e]
+        a, b = (link.src, link.dst) if kind == "spread" else (link.dst, link.src)
+        out.setdefault(a, []).append(b)
+    seen = set(roots)
+    queue = deque(seen)
+    while queue:
+        for v in out.get(queue.popleft(), ()):
+            if v not in seen:
+                seen.add(v)
+                queue.append(v)
+    return seen
+
+
+def with_symmetry(p: Problem, generators: Sequence[Permutation]) -> tuple[Problem, list[Permutation]]:
+    """Attach the rank permutations that are automorphisms of the whole problem; also return the rejected."""
+    kept, rejected = [], []
+    for generator in generators:
+        symmetry = _extend(p, generator)
+        if symmetry is None:
+            rejected.append(generator)
+        else:
+            kept.append(symmetry)
+    return replace(p, symmetries=tuple(kept)), rejected
+
+
+def _extend(p: Problem, ranks: Permutation) -> Symmetry | None:
+    chunks = _chunk_images(p, ranks)
+    links = _link_images(p.topology, ranks)
+    if chunks is None or links is None:
+        return None
+    for layer in p.layers:
+        for chunk, image in enumerate(chunks):
+            if {links[e] for e in layer.usable[chunk]} != set(layer.usable[image]):
+                return None
+    for rule in p.rules:
+        if {links[e] for e in rule.links} != set(rule.links):
+            return None
+    return Symmetry(ranks, chunks, links)
+
+
+def _chunk_images(p: Problem, ranks: Permutation) -> Permutation | None:
+    """Chunks with equal roots and targets are told apart by their order, which every image keeps."""
+    keys = []
+    for chunk in range(len(p.collective.chunks)):
+        keys.append(tuple((layer.roots[chunk], layer.targets[chunk]) for layer in p.layers))
+    members: dict[object, list[int]] = {}
+    for chunk, key in enumerate(keys):
+        members.setdefault(key, []).append(chunk)
+    images = []
+    for chunk, key in enumerate(keys):
+        image_key = tuple(
+            (tuple(sorted(ranks[r] for r in roots)), tuple(sorted(ranks[t] for t in targets)))
+            for roots, targets in key
+        )
+        peers = members.get(image_key, [])
+        place = members[key].index(chunk)
+        if place >= len(peers):
+            return None
+        images.append(peers[place])
+    return tuple(images)
+
+
+def _link_images(topology: Topology, ranks: Permutation) -> Permutation | None:
+    of_pair: dict[tuple[int, int], list[int]] = {}
+    for index, link in enumerate(topology.links):
+        of_pair.setdefault((link.src, link.dst), []).append(index)
+    images = []
+    port_image: dict[int, int] = {}
+    for index, link in enumerate(topology.links):
+        twins = of_pair.get((ranks[link.src], ranks[link.dst]), [])
+        place = of_pair[link.src, link.dst].index(index)
+        if place >= len(twins):
+            return None
+        image = topology.links[twins[place]]
+        numbers = (link.alpha_us, link.beta_us_per_mb, link.occupancy_us, len(link.ports))
+        if numbers != (image.alpha_us, image.beta_us_per_mb, image.occupancy_us, len(image.ports)):
+            return None
+        # Ports are listed in a fixed role order (out before in), so position decides the image.
+        for a, b in zip(link.ports, image.ports, strict=True):
+            if (
+                port_image.setdefault(a, b) != b
+                or topology.ports[a].beta_us_per_mb != topology.ports[b].beta_us_per_mb
+            ):
+                return None
+        images.append(twins[place])
+    if len(set(port_image.values())) != len(port_image):
+        return None
+    return tuple(images)
