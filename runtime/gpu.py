@@ -1,0 +1,73 @@
+"""The one door to CuPy: which device to use, and why there is none.
+
+Nothing else in the package imports cupy. CuPy imports without a driver and fails only at the first call, so
+"usable" is asked once, here.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from typing import Any
+
+from taccl.errors import EnvironmentProblem, UsageError
+
+DEVICES = ("auto", "host", "cuda")
+
+
+@functools.lru_cache(maxsize=1)
+def _probe() -> tuple[Any, str]:
+    """(cupy or None, why there is none)."""
+    try:
+        with warnings.catch_warnings():  # CuPy warns at import about optional libraries that it misses
+            warnings.simplefilter("ignore")
+            import cupy
+    except ImportError as error:
+        return (
+            None,
+            f"CuPy cannot be imported ({error}); pip install 'taccl[gpu-cuda13]' (or -cuda12)",
+        )
+    try:
+        count = int(cupy.cuda.runtime.getDeviceCount())
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        return None, f"CuPy finds no usable NVIDIA driver ({error})"
+    if count == 0:
+        return None, "the NVIDIA driver lists no device (see CUDA_VISIBLE_DEVICES)"
+    return cupy, ""
+
+
+def load() -> Any:
+    """The module cupy when it can be imported and sees a device, else None."""
+    return _probe()[0]
+
+
+def why_not() -> str:
+    """Why `load` gives None, and what to do; empty when it does not."""
+    return _probe()[1]
+
+
+def choose(device: str) -> str:
+    """Resolve `auto | host | cuda` to "host" or "cuda".
+
+    Raises UsageError for another word and EnvironmentProblem when cuda is asked for and impossible.
+    """
+    if device not in DEVICES:
+        raise UsageError(f"unknown device {device!r}; known: {', '.join(DEVICES)}")
+    if device == "cuda" and load() is None:
+        raise EnvironmentProblem(f"no CUDA device can be used: {why_not()}")
+    if device == "auto":
+        return "host" if load() is None else "cuda"
+    return device
+
+
+def select(local_rank: int) -> int:
+    """Make the device of this rank current (ranks of a node share the devices evenly); gives its ordinal.
+
+    Raises EnvironmentProblem without CuPy or a device.
+    """
+    cupy = load()
+    if cupy is None:
+        raise EnvironmentProblem(f"no CUDA device can be used: {why_not()}")
+    ordinal = local_rank % int(cupy.cuda.runtime.getDeviceCount())
+    cupy.cuda.Device(ordinal).use()
+    return ordinal

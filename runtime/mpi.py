@@ -1,0 +1,224 @@
+"""The one door to MPI: loading it, naming it, starting it, and never letting a job hang.
+
+Nothing else in the package imports mpi4py. Loading initialises MPI, so a process that only asks about the
+launcher (`launcher`, `mpiexec`) does not pay for it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from taccl.errors import EnvironmentProblem
+
+JOB_FAILED = 86  # exit code of a job that was ended because a rank died, stalled or diverged
+
+# Without these Open MPI 5 refuses to run as root or with more ranks than cores, spins while it waits, and
+# prints an error at the creation of every window. They never override what the user has set.
+OPEN_MPI_DEFAULTS: Mapping[str, str] = {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    "OMPI_MCA_mpi_yield_when_idle": "1",
+    "OMPI_MCA_osc": "^ucx",
+}
+
+ADVICE = "install one with: pip install 'taccl[mpi]'"
+
+
+@dataclass(frozen=True, slots=True)
+class Launcher:
+    """What started this process: "mpich", "openmpi", "slurm", or "none"."""
+
+    kind: str
+    rank: int
+    ranks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """The MPI library in use."""
+
+    name: str  # "MPICH" | "Open MPI" | "Intel MPI" | "unknown"
+    version: str
+    standard: tuple[int, int]  # level of the MPI standard
+    threads: str  # "single" | "funneled" | "serialized" | "multiple"
+
+
+def load() -> Any:
+    """The module `mpi4py.MPI`, with MPI initialised.
+
+    Raises EnvironmentProblem when mpi4py is not installed or finds no MPI library.
+    """
+    for name, value in OPEN_MPI_DEFAULTS.items():
+        os.environ.setdefault(name, value)
+    try:
+        from mpi4py import MPI
+    except ImportError as error:
+        raise EnvironmentProblem(
+            f"MPI is needed and mpi4py cannot be imported ({error}); {ADVICE}"
+        ) from error
+    except RuntimeError as error:  # mpi4py is there, the library is not
+        first = str(error).splitlines()[0] if str(error) else "no reason given"
+        raise EnvironmentProblem(f"mpi4py finds no MPI library ({first}); {ADVICE}") from error
+    return MPI
+
+
+def library(MPI: Any) -> Library:
+    """Name and version of the loaded library."""
+    text = str(MPI.Get_library_version()).replace("\0", "").strip()
+    if text.startswith("Open MPI"):
+        name = "Open MPI"
+    elif "Intel" in text:
+        name = "Intel MPI"
+    elif text.startswith("MPICH"):
+        name = "MPICH"
+    else:
+        name = "unknown"
+    found = re.search(r"\d+(\.\d+)+", text)
+    threads = {
+        MPI.THREAD_SINGLE: "single",
+        MPI.THREAD_FUNNELED: "funneled",
+        MPI.THREAD_SERIALIZED: "serialized",
+        MPI.THREAD_MULTIPLE: "multiple",
+    }[MPI.Query_thread()]
+    version = found.group() if found else (text.splitlines() or ["?"])[0]
+    return Library(name, version, tuple(MPI.Get_version()), threads)
+
+
+def launcher() -> Launcher:
+    """Which launcher started this process, from its environment alone (MPI is not loaded)."""
+    for kind, rank, ranks in (
+        ("openmpi", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+        ("mpich", "PMI_RANK", "PMI_SIZE"),
+        ("slurm", "SLURM_PROCID", "SLURM_NTASKS"),
+    ):
+        try:
+            return Launcher(kind, int(os.environ[rank]), int(os.environ[ranks]))
+        except (KeyError, ValueError):
+            continue
+    return Launcher("none", 0, 1)
+
+
+def mpiexec() -> str | None:
+    """Path of the mpiexec that belongs to this environment: the one beside Python, else the one on PATH."""
+    beside = Path(sys.prefix) / "bin" / "mpiexec"
+    return str(beside) if os.access(beside, os.X_OK) else shutil.which("mpiexec")
+
+
+def launch_environment() -> dict[str, str]:
+    """The environment to start mpiexec with: this one plus the Open MPI defaults it does not set.
+
+    Variables by which a launcher names a process's place in its job are left out: a job started by a rank of
+    another job must not take itself for a part of it.
+    """
+    inherited = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("PMI_", "PMIX_", "OMPI_COMM_WORLD_", "HYDI_", "HYDRA_"))
+    }
+    return {**OPEN_MPI_DEFAULTS, **inherited}
+
+
+def abort(MPI: Any, code: int) -> None:
+    """End the whole job with this exit code; does not return.
+
+    MPI_Abort may itself hang when the library is wedged, so the process exits on its own after two seconds.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    last_resort = threading.Timer(2.0, os._exit, (code,))
+    last_resort.daemon = True
+    last_resort.start()
+    MPI.COMM_WORLD.Abort(code)
+    os._exit(code)
+
+
+def install_excepthook(MPI: Any) -> None:
+    """Let an uncaught exception of one rank end the job.
+
+    Without it Python's atexit runs MPI_Finalize, which waits for the other ranks for ever.
+    """
+    rank = MPI.COMM_WORLD.Get_rank()
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if issubclass(kind, KeyboardInterrupt):
+            abort(MPI, 130)
+        place = traceback.extract_tb(trace)[-1] if trace is not None else None
+        where = f" at {Path(place.filename).name}:{place.lineno}" if place else ""
+        say(f"taccl: rank {rank} failed with {kind.__name__}: {error}{where}; the job is ended")
+        if os.environ.get("TACCL_TRACEBACK"):
+            traceback.print_exception(kind, error, trace)
+        abort(MPI, JOB_FAILED)
+
+    sys.excepthook = hook
+
+
+def say(message: str) -> None:
+    """Write one message to stderr in one piece, so that the texts of several ranks do not mix."""
+    sys.stderr.flush()
+    os.write(2, (message + "\n").encode())
+
+
+class Watchdog:
+    """A daemon thread that ends the job when this rank makes no progress for `deadline_s` seconds.
+
+    The main thread calls `beat()` whenever something completed and `doing(text)` (or hands a function that
+    makes the text) before it enters a call that may block. mpi4py gives up the GIL inside blocking calls, so
+    the thread also runs while the main thread sits in one. `claim` decides, among ranks that run out of time
+    together, which one speaks.
+    """
+
+    def __init__(self, MPI: Any, deadline_s: float, claim: Callable[[], bool] = lambda: True) -> None:
+        self._mpi = MPI
+        self._deadline_s = deadline_s
+        self._claim = claim
+        self._beats = 0
+        self._doing: str | Callable[[], str] | None = None  # None: idle, nothing to watch
+        self._stop = threading.Event()
+        self._rank = MPI.COMM_WORLD.Get_rank()
+        self._thread = threading.Thread(target=self._watch, name="taccl-watchdog", daemon=True)
+        self._thread.start()
+
+    def beat(self) -> None:
+        """Something was completed."""
+        self._beats += 1
+
+    def doing(self, what: str | Callable[[], str] | None) -> None:
+        """What the rank is about to wait for; None when it waits for nothing."""
+        self._beats += 1
+        self._doing = what
+
+    def close(self) -> None:
+        """Stop watching."""
+        self._stop.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        seen, since = self._beats, time.monotonic()
+        # A tick well below the deadline, so that the job ends soon after it.
+        while not self._stop.wait(min(0.1, self._deadline_s / 10)):
+            now = time.monotonic()
+            if self._beats != seen or self._doing is None:
+                seen, since = self._beats, now
+            elif now - since > self._deadline_s:
+                if not self._claim():
+                    time.sleep(1.0)  # the rank that speaks ends the job; if it cannot, this one does
+                else:
+                    doing = self._doing
+                    text = doing() if callable(doing) else doing
+                    say(
+                        f"taccl: rank {self._rank} made no progress for {self._deadline_s:g} s: {text}; "
+                        "the job is ended"
+                    )
+                abort(self._mpi, JOB_FAILED)
