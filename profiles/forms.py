@@ -1,0 +1,475 @@
+"""What may stand in a YAML file: forms that give both the typed reader and the JSON Schema of a format.
+
+Forms are values, written once per format as a table:
+
+    LINK = Record({
+        "src":   Field(Integer(0, 4095), "sending rank", required=True),
+        "beta":  Field(Number("us/MB", above=0), "time per megabyte", required=True),
+        "kind":  Field(Text(choices=("nvlink", "pcie")), "link class"),
+    }, "a directed link")
+    values = LINK.read(node)      # Values, or None when the node is no mapping
+    schema = LINK.schema()        # JSON Schema 2020-12 of the same table
+
+`read` returns the typed value, or None after noting what is wrong in `node.findings`. YAML's null is never a
+value. `Values` is what a `Record` or a `Row` gives: `values["src"]`, `values.get("kind", "link")`, `"kind" in
+values`, `values.at("kind")` (the node of that value, or of the record when absent). `values.broken` is true
+when one of its own keys is missing, unreadable or unknown, so that a caller can skip checks that would only
+repeat it. `ListOf` gives a list without its unreadable records; None when a plain value in it is unreadable.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from taccl.profiles.quantity import UNIT_WORDS, quantity, units_of
+from taccl.profiles.yaml_reader import BOOLEANS, FLOAT, INTEGER, MAX_NODES, Node, plain_value, shorten
+
+_YAML11_BOOLEANS = {"yes": "true", "on": "true", "y": "true", "no": "false", "off": "false", "n": "false"}
+
+
+@dataclass(frozen=True, slots=True)
+class Integer:
+    """A whole number between `minimum` and `maximum` (inclusive). Reads as int."""
+
+    minimum: int | None = None
+    maximum: int | None = None
+
+    def words(self) -> str:
+        """What is expected, for messages."""
+        low, high = self.minimum, self.maximum
+        if low is not None and high is not None:
+            return f"a whole number from {low} to {high}"
+        if low is not None:
+            return f"a whole number of at least {low}"
+        return "a whole number" + (f" of at most {high}" if high is not None else "")
+
+    def accepts(self, node: Node) -> bool:
+        """Whether the node has the look of this form (used by Either)."""
+        return node.kind == "scalar" and not node.quoted and bool(INTEGER.fullmatch(node.text))
+
+    def read(self, node: Node) -> int | None:
+        """The number, or None after noting an error."""
+        if not _is_number_text(node):
+            _wrong_type(node, self)
+            return None
+        try:
+            value = quantity(node.text, "")
+        except ValueError as error:
+            node.error("Y103", str(error))
+            return None
+        if value.denominator != 1:
+            node.error("Y104", f"expected {self.words()}, found {shorten(node.text)}")
+            return None
+        return value.numerator if _in_range(node, self, value) else None
+
+    def schema(self) -> dict[str, Any]:
+        """JSON Schema of the form."""
+        bounds = {"minimum": self.minimum, "maximum": self.maximum}
+        return {"type": "integer"} | {key: value for key, value in bounds.items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """An exact number in `unit` (see `quantity`), bounded by `minimum`, `maximum` (inclusive) or `above`.
+
+    Reads as Fraction.
+    """
+
+    unit: str = ""
+    minimum: int | Fraction | None = None
+    maximum: int | Fraction | None = None
+    above: int | Fraction | None = None  # exclusive lower bound
+
+    def words(self) -> str:
+        """What is expected, for messages."""
+        words = UNIT_WORDS[self.unit]
+        if self.above is not None:
+            words += f" above {self.above}"
+        if self.minimum is not None:
+            words += f" of at least {self.minimum}"
+        return words + (f" of at most {self.maximum}" if self.maximum is not None else "")
+
+    def accepts(self, node: Node) -> bool:
+        """Whether the node has the look of this form (used by Either)."""
+        return node.kind == "scalar" and bool(re.match(r"[-+]?\.?[0-9]", node.text))
+
+    def read(self, node: Node) -> Fraction | None:
+        """The number, or None after noting an error."""
+        if node.quoted and FLOAT.fullmatch(node.text):
+            node.error("Y101", f"expected {self.words()}, found {node.describe()}", "remove the quotes")
+            return None
+        if node.kind != "scalar" or node.text == "":
+            _wrong_type(node, self)
+            return None
+        try:
+            value = quantity(node.text, self.unit)
+        except ValueError as error:
+            node.error("Y103", str(error))
+            return None
+        return value if _in_range(node, self, value) else None
+
+    def schema(self) -> dict[str, Any]:
+        """JSON Schema of the form: a number, or a text with a unit or a fraction stroke."""
+        bounds = {"minimum": self.minimum, "maximum": self.maximum, "exclusiveMinimum": self.above}
+        bare: dict[str, Any] = {"type": "number"}
+        for key, value in bounds.items():
+            if value is not None:
+                bare[key] = int(value) if Fraction(value).denominator == 1 else float(value)
+        sign = "[-+]?" if all(b is None or b < 0 for b in (self.minimum, self.above)) else r"\+?"
+        digits = r"([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?"
+        units = "|".join(re.escape(unit) for unit in units_of(self.unit))
+        with_unit = rf"(/[0-9]+)?\s*({units})" if units else "/[0-9]+"
+        tail = rf"({with_unit}|/[0-9]+)" if units else with_unit
+        return {"anyOf": [bare, {"type": "string", "pattern": f"^{sign}{digits}{tail}$"}]}
+
+
+@dataclass(frozen=True, slots=True)
+class Boolean:
+    """`true` or `false`. Reads as bool."""
+
+    def words(self) -> str:
+        """What is expected, for messages."""
+        return "true or false"
+
+    def accepts(self, node: Node) -> bool:
+        """Whether the node has the look of this form (used by Either)."""
+        return node.kind == "scalar" and not node.quoted and node.text in BOOLEANS
+
+    def read(self, node: Node) -> bool | None:
+        """The value, or None after noting an error."""
+        if self.accepts(node):
+            return BOOLEANS[node.text]
+        meant = _YAML11_BOOLEANS.get(node.text.lower()) if node.kind == "scalar" else None
+        if meant:
+            node.error("Y105", f"expected true or false, found {node.text!r}", f"write {meant}")
+            return None
+        _wrong_type(node, self)
+        return None
+
+    def schema(self) -> dict[str, Any]:
+        """JSON Schema of the form."""
+        return {"type": "boolean"}
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A text: one of `choices`, or one that matches the regular expression `pattern` (said by `looks`)."""
+
+    choices: tuple[str, ...] = ()
+    pattern: str = ""
+    looks: str = ""  # the pattern in words
+    max_length: int = 4000
+
+    def words(self) -> str:
+        """What is expected, for messages."""
+        if self.choices:
+            return f"one of {', '.join(self.choices)}" if len(self.choices) > 1 else repr(self.choices[0])
+        return self.looks or "a text"
+
+    def accepts(self, node: Node) -> bool:
+        """Whether the node has the look of this form (used by Either)."""
+        return isinstance(plain_value(node), str) and (not self.choices or node.text in self.choices)
+
+    def read(self, node: Node) -> str | None:
+        """The text, or None after noting an error."""
+        if node.kind != "scalar" or not isinstance(plain_value(node), str):
+            help = ""
+            if node.kind == "scalar" and plain_value(node) is not None and not self.choices:
+                help = f'put it in quotes: "{shorten(node.text)}"'
+            _wrong_type(node, self, help)
+            return None
+        if self.choices and node.text not in self.choices:
+            node.error("Y106", f"expected {self.words()}, found {shorten(node.text)!r}",
+                       did_you_mean(node.text, self.choices))  # fmt: skip
+            return None
+        if self.pattern and not re.fullmatch(self.pattern, node.text):
+            node.error("Y107", f"expected {self.words()}, found {shorten(node.text)!r}")
+            return None
+        if len(node.text) > self.max_length:
+            node.error(
+                "Y107", f"the text has {len(node.text)} characters, at most {self.max_length} are allowed"
+            )
+            return None
+        return node.text
+
+    def schema(self) -> dict[str, Any]:
+        """JSON Schema of the form."""
+        if self.choices:
+            return {"enum": list(self.choices)}
+        pattern = {"pattern": f"^(?:{self.pattern})$"} if self.pattern else {}
+        return {"type": "string", "maxLength": self.max_length} | pattern
+
+
+@dataclass(frozen=True, slots=True)
+class ListOf:
+    """A list of `item` with `minimum` to `maximum` items. Reads as list.
+
+    Unreadable records and rows are left out of the result; an unreadable plain value makes it None, for a
+    list of ranks without one of them says something else.
+    """
+
+    item: Form
+    minimum: int = 0
+    maximum: int = MAX_NODES
+
+    def words(self) -> str:
+        """What is expected, for messages."""
+        return f"a list ({self.item.words()} each)"
+
+    def accepts(self, node: Node) -> bool:
+        """Whether the node has the look of this form (used by Either)."""
+        return node.kind == "sequence"
+
+    def read(self, node: Node) -> list[Any] | None:
+        """The values, or None after noting an error."""
+        if node.kind != "sequence":
+            _wrong_type(node, self)
+            return None
+        if not self.minimum <= len(node.items) <= self.maximum:
+            bounds = (
+                f"{self.minimum}" if self.minimum == self.maximum else f"{self.minimum} to {self.maximum}"
+            )
+            node.error("Y108", f"expected a list of {bounds} items, found {len(node.items)}")
+            return None
+        values = [self.item.read(item) for item in node.items]
+        if None in values and not isinstance(self.item, (Record, Row)):
+            return None
+        return [value for value in values if value is not None]
+
+    def schema(self) -> dict[str, Any]:
+        """JSON Schema of the form."""
+        limits = {"minItems": self.minimum} if self.minimum else {}
+        limits |= {"maxItems": self.maximum} if self.maximum < MAX_NODES else {}
+        return {"type": "array", "items": self.item.schema()} | limits
+
+
+@dataclass(frozen=True, slots=True)
+class MapOf:
+    """A mapping from names that the author chooses to `value`. Reads as dict without unreadable values."""
+
+    value: Form
+    key: Text = Text(pattern=r"[A-Za-z_][A-Za-z0-9_.-]{0,63}", looks="a name")
+    maximum: int = 10_000
+
+    def words(self) -> str:
+        """What is expected, for messages."""
+        return f"a mapping from names to {self.value.words()}"
+
+    def accepts(self, node: Node) -> bool:
+        """Whether the node has the look of this form (used by Either)."""
+        return node.kind == "mapping"
+
+    def read(self, node: Node) -> dict[str, Any] | None:
+        """The values by name, or None after noting an error."""
+        if node.kind != "mapping":
+            _wrong_type(node, self)
+            return None
+        if len(node.entries) > self.maximum:
+            node.error("Y108", f"expected at most {self.maximum} names, found {len(node.entries)}")
+            return None
+        pairs = [(self.key.read(key), self.value.read(value)) for key, value in node.entries]
+        return {name: value for name, value in pairs if name is not None and value is not None}
+
+    def schema(self) -> dict[str, Any]:
+        """JSON Schema of the form."""
+        keys = {key: value for key, value in self.key.schema().items() if key != "type"}
+        return {
+            "type": "object",
+            "propertyNames": keys,
+            "additionalProperties": self.value.schema(),
+            "maxProperties": self.maximum,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Values:
+    """What stands in a mapping (or row): typed values by key, and the nodes they came from."""
+
+    node: Node
+    fields: Mapping[str, Any]
+    nodes: Mapping[str, Node]
+    broken: bool  # a key of its own is missing, unknown or unreadable (noted already)
+
+    def __getitem__(self, key: str) -> Any:
+        return self.fields[key]
+
+    def __contains__(self, key: str) -> bool:
+        return key in self.fields
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The value of a key, or `default` when it is absent or unreadable."""
+        return self.fields.get(key, default)
+
+    def at(self, key: str) -> Node:
+        """Where the value of a key stands; the whole mapping when it is absent."""
+        return self.nodes.get(key, self.node)
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One key of a record: its form, what it means, whether it must be there."""
+
+    form: Form
+    doc: str
+    required: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A mapping with known keys. Reads as Values."""
+
+    fields: Mapping[str, Field]
+    doc: str = ""
+
+    def words(self) -> str:
+        """What is expected, for messages."""
+        return self.doc or f"a mapping with the keys {', '.join(self.fields)}"
+
+    def accepts(self, node: Node) -> bool:
+        """Whether the node has the look of this form (used by Either)."""
+        return node.kind == "mapping"
+
+    def read(self, node: Node) -> Values | None:
+        """The values, or None when the node is no mapping."""
+        if node.kind != "mapping":
+            _wrong_type(node, self)
+            return None
+        nodes: dict[str, Node] = {}
+        broken = False
+        present = {key.text for key, _ in node.entries}
+        for key, value in node.entries:
+            name = key.text
+            if name not in self.fields:
+                broken = True
+                free = [known for known in self.fields if known not in present]
+                close = difflib.get_close_matches(name, free, 1)
+                help = f"did you mean {close[0]!r}?" if close else f"known keys: {', '.join(self.fields)}"
+                key.error("Y102", f"unknown key {shorten(name)!r}", help)
+                if not close:
+                    continue
+                name = close[0]  # read it as what was meant, so that its own errors show in this run too
+                present.add(name)
+            nodes[name] = value
+        values = {name: self.fields[name].form.read(value) for name, value in nodes.items()}
+        for name, entry in self.fields.items():
+            if entry.required and name not in nodes:
+                node.error("Y109", f"the key {name!r} is missing ({entry.doc})")
+                broken = True
+        broken = broken or None in values.values()
+        return Values(
+            node, {name: value for name, value in values.items() if value is not None}, nodes, broken
+        )
+
+    def schema(self) -> dict[str, Any]:
+        """JSON Schema of the form."""
+        properties = {
+            name: entry.form.schema() | ({"description": entry.doc} if entry.doc else {})
+            for name, entry in self.fields.items()
+        }
+        required = [name for name, entry in self.fields.items() if entry.required]
+        return {"type": "object", "properties": properties, "additionalProperties": False} | (
+            {"required": required} if required else {}
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A short list whose places have names: `[0, 1, nvlink]`. Required places come first. Reads as Values."""
+
+    fields: Mapping[str, Field]
+    doc: str = ""
+
+    def words(self) -> str:
+        """What is expected, for messages."""
+        return f"a row [{', '.join(self.fields)}]"
+
+    def accepts(self, node: Node) -> bool:
+        """Whether the node has the look of this form (used by Either)."""
+        return node.kind == "sequence"
+
+    def read(self, node: Node) -> Values | None:
+        """The values, or None when the node is no row of a right length."""
+        if node.kind != "sequence":
+            _wrong_type(node, self)
+            return None
+        least = sum(entry.required for entry in self.fields.values())
+        if not least <= len(node.items) <= len(self.fields):
+            node.error("Y108", f"expected {self.words()}, found {len(node.items)} items")
+            return None
+        nodes = dict(zip(self.fields, node.items, strict=False))
+        values = {name: self.fields[name].form.read(item) for name, item in nodes.items()}
+        broken = None in values.values()
+        return Values(
+            node, {name: value for name, value in values.items() if value is not None}, nodes, broken
+        )
+
+    def schema(self) -> dict[str, Any]:
+        """JSON Schema of the form."""
+        return {
+            "type": "array",
+            "description": self.doc or self.words(),
+            "prefixItems": [entry.form.schema() for entry in self.fields.values()],
+            "items": False,
+            "minItems": sum(entry.required for entry in self.fields.values()),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Either:
+    """The first of `forms` that the value has the look of. Reads as that form does."""
+
+    forms: tuple[Form, ...]
+
+    def words(self) -> str:
+        """What is expected, for messages."""
+        return ", or ".join(form.words() for form in self.forms)
+
+    def accepts(self, node: Node) -> bool:
+        """Whether the node has the look of one of the forms."""
+        return any(form.accepts(node) for form in self.forms)
+
+    def read(self, node: Node) -> Any:
+        """The value, or None after noting an error."""
+        for form in self.forms:
+            if form.accepts(node):
+                return form.read(node)
+        _wrong_type(node, self)
+        return None
+
+    def schema(self) -> dict[str, Any]:
+        """JSON Schema of the form."""
+        return {"anyOf": [form.schema() for form in self.forms]}
+
+
+Form = Integer | Number | Boolean | Text | ListOf | MapOf | Record | Row | Either
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """`did you mean 'x'?` for the known name closest to `name`; "" when none is close."""
+    close = difflib.get_close_matches(name, list(known), 1)
+    return f"did you mean {close[0]!r}?" if close else ""
+
+
+def _wrong_type(node: Node, form: Form, help: str = "") -> None:
+    node.error("Y101", f"expected {form.words()}, found {node.describe()}", help)
+
+
+def _is_number_text(node: Node) -> bool:
+    return node.kind == "scalar" and not node.quoted and node.text != ""
+
+
+def _in_range(node: Node, form: Integer | Number, value: Fraction) -> bool:
+    above = form.above if isinstance(form, Number) else None
+    if (
+        (form.minimum is not None and value < form.minimum)
+        or (form.maximum is not None and value > form.maximum)
+        or (above is not None and value <= above)
+    ):
+        node.error("Y104", f"expected {form.words()}, found {shorten(node.text)}")
+        return False
+    return True
