@@ -1,0 +1,238 @@
+"""From a program to one rank's flat graph of operations.
+
+An operation is a send, a receive, a copy or a reduction over ranges of chunks. It starts when its
+predecessors are done; the predecessors are the operations whose data it reads (RAW), whose data it
+overwrites (WAW), and which still read what it overwrites (WAR: among them sends that are not finished), taken
+along the trace. Nothing else orders operations, so the steps of all threadblocks interleave freely.
+
+A receive must never wait for a send, or a program that relies on buffered sends would hang. A receive whose
+destination is free from the start goes there directly; a reducing one goes to staging memory, as many slots
+for each connection as the protocol's FIFO has. Then the whole job is tried symbolically with sends that wait
+for their receive; if that hangs, every receive that has to wait for anything gets a staging slot of its own
+instead, after which nothing can hang that the trace did not.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from taccl.runtime.trace import Trace
+from taccl.synth.program import FIFO_DEPTH, Program, Step
+
+Range = tuple[str, int, int]  # buffer "i" | "o" | "s" | "t" (staging), first chunk, chunks
+
+# Above this many steps the symbolic trial of all ranks costs more than the extra staging it may save.
+TRIAL_STEPS = 200_000
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One node of the graph. For reduce: dst = local (op) received."""
+
+    kind: str  # "send" | "recv" | "copy" | "reduce"
+    dst: Range | None  # None for send
+    src: Range | None  # None for recv; the local operand of reduce
+    received: Range | None  # the other operand of reduce
+    peer: int  # of send and recv, else -1
+    channel: int
+    tag: int
+    threadblock: int
+    step: int
+    predecessors: tuple[int, ...]  # indices of earlier operations
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What one rank does. Operations stand in trace order; connections' messages in theirs."""
+
+    rank: int
+    operations: tuple[Operation, ...]
+    staging_chunks: int
+
+
+def compile_ranks(
+    program: Program, order: Trace, inplace: Mapping[int, tuple[int, int]], wanted: Sequence[int]
+) -> list[Plan]:
+    """The plans of the wanted ranks.
+
+    inplace: for each rank whose input and output are views of one memory, their first chunks in it.
+    """
+    steps: list[list[tuple[int, int]]] = [[] for _ in program.gpus]
+    for rank, tb, number in order.order:
+        steps[rank].append((tb, number))
+
+    def plan(rank: int, patient: bool) -> Plan:
+        return _Compiler(program, order, rank, inplace.get(rank), patient).plan(steps[rank])
+
+    if len(order.order) <= TRIAL_STEPS:
+        plans = [plan(rank, True) for rank in range(program.ranks)]
+        if finishes(plans):
+            return [plans[rank] for rank in wanted]
+    return [plan(rank, False) for rank in wanted]
+
+
+class _Compiler:
+    """Builds one rank's operations; `patient` receives may wait for local operations, others may not."""
+
+    def __init__(
+        self, program: Program, order: Trace, rank: int, inplace: tuple[int, int] | None, patient: bool
+    ) -> None:
+        self.program, self.order, self.rank, self.patient = program, order, rank, patient
+        # In place, chunks of "i" and "o" are cells of one memory, so that hazards between the two are seen.
+        self.base = {"i": ("i", 0), "o": ("o", 0), "s": ("s", 0), "t": ("t", 0)}
+        if inplace is not None:
+            self.base |= {"i": ("io", inplace[0]), "o": ("io", inplace[1])}
+        self.depth = FIFO_DEPTH.get(program.protocol, 2)
+        self.operations: list[Operation] = []
+        self.writer: dict[tuple[str, int], int] = {}
+        self.readers: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
+        self.staging = 0
+        self.slots: dict[int, list[Range]] = {}  # threadblock index -> staging slots of its connection
+        self.uses: defaultdict[int, int] = defaultdict(int)
+
+    def plan(self, steps: Sequence[tuple[int, int]]) -> Plan:
+        for tb, number in steps:
+            self._step(tb, number)
+        return Plan(self.rank, tuple(self.operations), self.staging)
+
+    def _step(self, tb_index: int, number: int) -> None:
+        tb = self.program.gpus[self.rank].threadblocks[tb_index]
+        step = tb.steps[number]
+        src: Range = (step.src_buffer, step.src_offset, step.count)
+        dst: Range = (step.dst_buffer, step.dst_offset, step.count)
+        place = (self.rank, tb_index, number)
+
+        def add(
+            kind: str, dst: Range | None, src: Range | None = None, received: Range | None = None
+        ) -> None:
+            peer, tag = -1, -1
+            if kind == "send":
+                peer, tag = tb.send, self.order.send_tag[place]
+            elif kind == "recv":
+                peer, tag = tb.recv, self.order.recv_tag[place]
+            before = self._predecessors(dst, src, received)
+            index = len(self.operations)
+            self.operations.append(
+                Operation(kind, dst, src, received, peer, tb.channel, tag, tb.id, number, before)
+            )
+            self._record(index, dst, src, received)
+
+        if step.kind == "s":
+            add("send", None, src)
+        elif step.kind in ("r", "rcs"):
+            if self._direct(dst):
+                add("recv", dst)
+            else:
+                slot = self._slot(tb_index, step)
+                add("recv", slot)
+                add("copy", dst, slot)
+            if step.kind == "rcs":
+                add("send", None, dst)
+        elif step.kind in ("rrs", "rrc", "rrcs"):
+            slot = self._slot(tb_index, step)
+            add("recv", slot)
+            result = slot if step.kind == "rrs" else dst
+            add("reduce", result, src, slot)
+            if step.kind != "rrc":
+                add("send", None, result)
+        elif step.kind == "cpy":
+            add("copy", dst, src)
+        elif step.kind == "re":
+            add("reduce", dst, dst, src)
+
+    def _cells(self, extent: Range | None) -> list[tuple[str, int]]:
+        if extent is None:
+            return []
+        buffer, first = self.base[extent[0]]
+        return [(buffer, first + extent[1] + i) for i in range(extent[2])]
+
+    def _predecessors(self, dst: Range | None, *reads: Range | None) -> tuple[int, ...]:
+        found: set[int] = set()
+        for extent in reads:
+            for cell in self._cells(extent):
+                if cell in self.writer:
+                    found.add(self.writer[cell])
+        for cell in self._cells(dst):
+            if cell in self.writer:
+                found.add(self.writer[cell])
+            found.update(self.readers.get(cell, ()))
+        return tuple(sorted(found))
+
+    def _record(self, index: int, dst: Range | None, *reads: Range | None) -> None:
+        for extent in reads:
+            for cell in self._cells(extent):
+                self.readers[cell].append(index)
+        for cell in self._cells(dst):
+            self.writer[cell] = index
+            self.readers.pop(cell, None)
+
+    def _direct(self, dst: Range) -> bool:
+        return self.patient or not self._predecessors(dst)
+
+    def _slot(self, tb_index: int, step: Step) -> Range:
+        """Staging memory for a message; a connection's slots are used in turn."""
+        if not self.patient:
+            self.staging += step.count
+            return ("t", self.staging - step.count, step.count)
+        if tb_index not in self.slots:
+            steps = self.program.gpus[self.rank].threadblocks[tb_index].steps
+            staged = [s.count for s in steps if s.kind in ("rrs", "rrc", "rrcs")]
+            size, number = max(staged), min(self.depth, len(staged))
+            self.slots[tb_index] = [("t", self.staging + i * size, size) for i in range(number)]
+            self.staging += number * size
+        slots = self.slots[tb_index]
+        buffer, first, _ = slots[self.uses[tb_index] % len(slots)]
+        self.uses[tb_index] += 1
+        return (buffer, first, step.count)
+
+
+def finishes(plans: Sequence[Plan]) -> bool:
+    """Whether all the plans together run to the end when a send is done only once its receive is posted.
+
+    This is the strictest behaviour that an MPI library may show (rendezvous for every length).
+    """
+    index = {}  # (is receive, source, destination, tag) -> operation
+    for plan in plans:
+        for number, op in enumerate(plan.operations):
+            if op.kind == "recv":
+                index[True, op.peer, plan.rank, op.tag] = (plan.rank, number)
+            elif op.kind == "send":
+                index[False, plan.rank, op.peer, op.tag] = (plan.rank, number)
+    missing = [[len(op.predecessors) for op in plan.operations] for plan in plans]
+    successors = [followers(plan.operations) for plan in plans]
+    started: set[tuple[int, int]] = set()
+    work = deque((plan.rank, n) for plan in plans for n, count in enumerate(missing[plan.rank]) if not count)
+    left = sum(len(plan.operations) for plan in plans)
+
+    def complete(rank: int, number: int) -> None:
+        nonlocal left
+        left -= 1
+        for later in successors[rank][number]:
+            missing[rank][later] -= 1
+            if not missing[rank][later]:
+                work.append((rank, later))
+
+    while work:
+        rank, number = work.popleft()
+        op = plans[rank].operations[number]
+        if op.kind in ("copy", "reduce"):
+            complete(rank, number)
+            continue
+        started.add((rank, number))
+        ends = (op.peer, rank, op.tag) if op.kind == "recv" else (rank, op.peer, op.tag)
+        other = index[(op.kind != "recv", *ends)]
+        if other in started:
+            complete(rank, number)
+            complete(*other)
+    return left == 0
+
+
+def followers(operations: Sequence[Operation]) -> list[list[int]]:
+    """For each operation those that wait for it."""
+    found: list[list[int]] = [[] for _ in operations]
+    for number, op in enumerate(operations):
+        for before in op.predecessors:
+            found[before].append(number)
+    return found
