@@ -1,0 +1,5 @@
+"""`python -m taccl` is `taccl`."""
+
+from taccl.cli import main
+
+main()
