@@ -1,0 +1,294 @@
+"""Shared ports, found by running flows at once that would not disturb each other if nothing were shared.
+
+Every probe compares flows together with the same flows alone. All flows are sized to take equally long alone,
+so flows that share nothing take that long together too; flows that share a port must bring all their bytes
+through it, whatever its way of sharing:
+
+    T_together >= alpha + beta_port * (sum of their bytes),  with equality when the port is what limits them.
+
+A port is reported only where it explains more than the ports found before. Probes: at most
+ranks x (groups + 2) per direction, never one for each pair of links.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+
+from taccl.profiles.measure.boundary import Partition
+from taccl.profiles.measure.fit import LinkFit
+from taccl.profiles.measure.probe import Probe, Prober, Trial, typical
+
+Flow = tuple[int, int]
+
+_SHARED = 1.4  # two flows that share a port which one of them fills take 2x; independent ones 1x
+_CONFIRM = 3  # probes that must all show a port
+_SNAP = 0.2  # a port whose beta is this close to its links' own is what limits the links
+_MOST_FLOWS = 16  # of one probe
+
+
+@dataclass(frozen=True, slots=True)
+class FoundPort:
+    """A resource that flows share."""
+
+    name: str
+    kind: str  # as in taccl.profiles.topology.Port
+    beta_us_per_mb: float
+    links: tuple[Flow, ...]  # that cross it
+    ranks: tuple[int, ...]  # behind it
+    node: int
+    direction: str  # "out" | "in" | "both"
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    slowdown: float  # of the flow that suffers most
+    beta_us_per_mb: float  # of a port that all flows would share
+    expected: float  # slowdown that the ports known so far explain
+
+
+class _Bench:
+    """Runs flows together and alone, and remembers the latter."""
+
+    def __init__(
+        self,
+        prober: Prober,
+        fits: Mapping[Flow, LinkFit],
+        largest: Mapping[Flow, int],
+        repeats: Mapping[Flow, int],
+    ) -> None:
+        self.fits = fits
+        self.ports: list[FoundPort] = []
+        self._prober = prober
+        self._largest = largest
+        self._repeats = repeats
+        self._alone: dict[tuple[Flow, int], float] = {}
+
+    def beta(self, flow: Flow) -> float:
+        return self.fits[flow].beta_us_per_mb
+
+    def has_cores(self, flows: Sequence[Flow]) -> bool:
+        """Whether every rank of the flows can have a core; else the kernel's scheduler would be measured."""
+        busy = Counter(self._prober.hosts[rank] for rank in {rank for flow in flows for rank in flow})
+        cores = dict(zip(self._prober.hosts, self._prober.cores, strict=True))
+        return all(count <= cores[host] for host, count in busy.items())
+
+    def contend(self, flows: Sequence[Flow]) -> _Outcome:
+        """The flows together, against each alone."""
+        # Equal times alone: the slowest flow's largest message sets the time, none exceeds its own largest.
+        time = min(self.beta(flow) * self._largest[flow] for flow in flows)
+        sizes = [max(1024, int(time / self.beta(flow))) for flow in flows]
+        alone = [self._solo(flow, size) for flow, size in zip(flows, sizes, strict=True)]
+        times = self._run(flows, sizes)
+        last = max(times)
+        alpha = max(self.fits[flow].alpha_us for flow in flows)
+        reply = alpha
+        beta = max(last - alpha - reply, 1e-3) / sum(sizes) * 1e6
+        return _Outcome(
+            slowdown=max(together / single for together, single in zip(times, alone, strict=True)),
+            beta_us_per_mb=beta,
+            expected=self._expected(flows, sizes, time),
+        )
+
+    def shares(self, flows: Sequence[Flow]) -> _Outcome | None:
+        """The outcome when the flows disturb each other more than the known ports explain."""
+        outcomes = []
+        for _ in range(_CONFIRM):  # a disturbance by other work rarely comes every time
+            outcomes.append(self.contend(flows))
+            if outcomes[-1].slowdown < _SHARED * outcomes[-1].expected:
+                return None
+        return min(outcomes, key=lambda outcome: outcome.slowdown)
+
+    def _expected(self, flows: Sequence[Flow], sizes: Sequence[int], time: float) -> float:
+        worst = 1.0
+        for port in self.ports:
+            crossing = set(port.links)
+            load = sum(size for flow, size in zip(flows, sizes, strict=True) if flow in crossing)
+            worst = max(worst, port.beta_us_per_mb * load / time)
+        return worst
+
+    def _solo(self, flow: Flow, size: int) -> float:
+        if (flow, size) not in self._alone:
+            self._alone[flow, size] = min(self._run([flow], [size])[0] for _ in range(_CONFIRM))
+        return self._alone[flow, size]
+
+    def _run(self, flows: Sequence[Flow], sizes: Sequence[int]) -> list[float]:
+        trial = tuple(Trial(1, 1, size) for size in sizes)
+        repeats = max(self._repeats[flow] for flow in flows) + 1
+        times = self._prober.run(Probe(tuple(flows), (trial,), repeats, together=True))
+        return [float(x) for x in typical(times[0, :, 1:])]
+
+
+def find_ports(
+    prober: Prober,
+    nodes: Partition,
+    fits: Mapping[Flow, LinkFit],
+    largest: Mapping[Flow, int],
+    repeats: Mapping[Flow, int],
+    tell: Callable[[str, int, int], None] = lambda stage, done, of: None,
+) -> list[FoundPort]:
+    """All shared ports that the probes show, the widest shared first.
+
+    nodes: ranks of each node. fits: of every directed pair. largest, repeats:
+    bytes of the largest message to use on each, and how often.
+    """
+    bench = _Bench(prober, fits, largest, repeats)
+    for node, ranks in enumerate(nodes):
+        tell("ports", node, len(nodes))
+        _bus(bench, node, ranks)
+        for direction in ("out", "in"):
+            _uplinks(bench, nodes, node, direction)
+            _rank_ports(bench, nodes, node, direction)
+    return bench.ports
+
+
+def _bus(bench: _Bench, node: int, ranks: Sequence[int]) -> None:
+    """Whether disjoint pairs inside a node share something: its memory or PCIe bus, or its cores."""
+    if len(ranks) < 4:
+        return
+    half = min(len(ranks) // 2, _MOST_FLOWS)
+    flows = [(ranks[2 * k], ranks[2 * k + 1]) for k in range(half)]
+    links = tuple((a, b) for a in ranks for b in ranks if a != b)
+    for count in sorted({2, half}):
+        found = bench.shares(flows[:count])
+        if found is not None:
+            _add(
+                bench,
+                FoundPort(f"node{node}.bus", "port", found.beta_us_per_mb, links, tuple(ranks), node, "both"),
+            )
+            return
+
+
+def _uplinks(bench: _Bench, nodes: Partition, node: int, direction: str) -> None:
+    """The ports between a node and the others: which ranks share one, and one that all share."""
+    ranks = nodes[node]
+    outside = [rank for other in nodes if other != ranks for rank in other]
+    if not outside:
+        return
+    # A rank joins the first group with whose leader it disturbs itself: ranks x groups probes.
+    groups: list[list[int]] = []
+    for rank in ranks:
+        for group in groups:
+            flows = _outward(bench, nodes, node, [group[0], rank], direction)
+            if flows and bench.shares(flows):
+                group.append(rank)
+                break
+        else:
+            groups.append([rank])
+    shared = [group for group in groups if len(group) > 1]
+    for index, group in enumerate(shared):
+        whole = len(group) == len(ranks)
+        name = f"node{node}.uplink" if whole else f"node{node}.nic{index}"
+        _port_of(bench, nodes, node, group, direction, name)
+    if len(groups) > 1:  # a wide way out that only many flows fill
+        _port_of(bench, nodes, node, list(ranks), direction, f"node{node}.uplink", new=True)
+
+
+def _port_of(
+    bench: _Bench,
+    nodes: Partition,
+    node: int,
+    group: Sequence[int],
+    direction: str,
+    name: str,
+    new: bool = False,
+) -> None:
+    """Measure the port of a group of ranks with all of them at once, and add it.
+
+    new: nothing is known yet; add it only when the flows disturb each other.
+    """
+    flows = _outward(bench, nodes, node, group[:_MOST_FLOWS], direction)
+    if not flows:
+        return
+    found = bench.shares(flows) if new else bench.contend(flows)
+    if found is None:
+        return
+    members = set(group)
+    at = 0 if direction == "out" else 1
+    inside = set(nodes[node])
+    links = tuple(sorted(link for link in bench.fits if link[at] in members and link[1 - at] not in inside))
+    _add(
+        bench,
+        FoundPort(f"{name}.{direction}", "nic", found.beta_us_per_mb, links, tuple(group), node, direction),
+    )
+
+
+def _outward(bench: _Bench, nodes: Partition, node: int, ranks: Sequence[int], direction: str) -> list[Flow]:
+    """One flow for each rank to (or from) other nodes, to different nodes where equally fast ones exist.
+
+    The fastest nodes are taken, so that the far ends limit the flows as little as possible; a far rank
+    is used once. Fewer than two flows are none.
+    """
+    others = [index for index in range(len(nodes)) if index != node]
+
+    def link(rank: int, far: int) -> Flow:
+        return (rank, far) if direction == "out" else (far, rank)
+
+    def speed(index: int) -> float:
+        return min(bench.beta(link(rank, far)) for rank in ranks for far in nodes[index])
+
+    fastest = min(speed(index) for index in others)
+    near = [index for index in others if speed(index) <= 1.5 * fastest]
+    free = {index: list(nodes[index]) for index in near}
+    flows: list[Flow] = []
+    for rank in ranks:
+        open_nodes = [index for index in near if free[index]]
+        if not open_nodes:
+            break
+        index = min(open_nodes, key=lambda i: (len(nodes[i]) - len(free[i]), i))
+        far = min(free[index], key=lambda f: (bench.beta(link(rank, f)) > 1.2 * fastest, f))
+        free[index].remove(far)
+        flows.append(link(rank, far))
+    return flows if len(flows) >= 2 else []
+
+
+def _rank_ports(bench: _Bench, nodes: Partition, node: int, direction: str) -> None:
+    """The ranks' own limits: one source to two destinations (or the reverse), near ones and far ones.
+
+    The ranks of a node are built alike: what fewer than half of them show is a disturbance. Hosts with fewer
+    cores than the probe has ranks there cannot be asked.
+    """
+    inside = set(nodes[node])
+    at = 0 if direction == "out" else 1
+    for name in ("switch", "nic"):
+        ports = []
+        for rank in nodes[node]:
+            peers = _peers(bench, nodes, node, rank, direction, near=name == "switch")
+            found = bench.shares(peers) if len(peers) == 2 and bench.has_cores(peers) else None
+            if found is not None:
+                own = [x for x in bench.fits if x[at] == rank and (x[1 - at] in inside) == (name == "switch")]
+                full = f"rank{rank}.{name}.{direction}"
+                ports.append(
+                    FoundPort(full, name, found.beta_us_per_mb, tuple(sorted(own)), (rank,), node, direction)
+                )
+        if 2 * len(ports) >= len(inside):
+            for port in ports:
+                _add(bench, port)
+
+
+def _peers(bench: _Bench, nodes: Partition, node: int, rank: int, direction: str, near: bool) -> list[Flow]:
+    """Two flows of one rank with the fastest peers in its node, or in two others (or in the only other)."""
+
+    def link(far: int) -> Flow:
+        return (rank, far) if direction == "out" else (far, rank)
+
+    others = [group for k, group in enumerate(nodes) if k != node]
+    if near:
+        peers = [r for r in nodes[node] if r != rank]
+    elif len(others) == 1:
+        peers = list(others[0])
+    else:
+        peers = [min(group, key=lambda r: (bench.beta(link(r)), r)) for group in others]
+    return [link(r) for r in sorted(peers, key=lambda r: (bench.beta(link(r)), r))[:2]]
+
+
+def _add(bench: _Bench, port: FoundPort) -> None:
+    """Keep the port; where its links' own beta is about the port's, that is the better measured number."""
+    near = [
+        beta
+        for beta in map(bench.beta, port.links)
+        if abs(beta - port.beta_us_per_mb) <= _SNAP * port.beta_us_per_mb
+    ]
+    bench.ports.append(replace(port, beta_us_per_mb=median(near)) if near else port)

@@ -1,0 +1,332 @@
+"""Probes over MPI: rank 0 says what to do, the ranks of a flow do it, all others sleep.
+
+Every wait is a loop of MPI_Test with a deadline, so a rank that died or stalled is named instead of waited
+for; sleeping ranks poll twice a millisecond, because a rank that spins on a crowded host would be measured
+too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from taccl.profiles.measure.buffers import Buffers
+from taccl.profiles.measure.probe import Probe, Times, Trial
+
+from taccl.errors import EnvironmentProblem
+
+_COMMAND, _RESULT, _DATA, _ACK, _GATE = 1, 2, 3, 4, 5  # tags
+_SIGN_OF_LIFE = "-"  # rank 0 is alive, though it has nothing to do for this rank
+_NAP_S = 0.0005
+_POLLS_PER_CLOCK = 2048  # polls between two looks at the deadline
+
+
+class Stalled(Exception):
+    """A rank waited for another one in vain."""
+
+    def __init__(self, peer: int, waited_for: str) -> None:
+        super().__init__(waited_for)
+        self.peer = peer
+        self.waited_for = waited_for
+
+
+class MpiProber:
+    """The ranks of a communicator. `run` is called on rank 0 only, `serve` on all others.
+
+    deadline_s: the longest wait for any one message or answer.
+    """
+
+    def __init__(self, MPI: Any, comm: Any, buffers: Buffers, deadline_s: float) -> None:
+        self._MPI = MPI
+        self._comm = comm.Dup()
+        self._rank = int(comm.Get_rank())
+        self._buffers = buffers
+        self._deadline_s = deadline_s
+        self._last_sign = time.monotonic()
+        node_comm = comm.Split_type(MPI.COMM_TYPE_SHARED)
+        # Two containers may share a host name, and one host may show several: only together do they count.
+        leader = node_comm.bcast(self._rank, root=0)
+        node_comm.Free()
+        about = self._comm.allgather((f"{MPI.Get_processor_name()}/{leader}", _cores(), buffers.name))
+        self.hosts = [host for host, _, _ in about]
+        self.cores = [cores for _, cores, _ in about]
+        self.memory = sorted({name for _, _, name in about})
+
+    # ---- rank 0 ----
+
+    def run(self, probe: Probe) -> Times:
+        """Do the probe. Raises EnvironmentProblem naming the rank that does not answer."""
+        if time.monotonic() - self._last_sign > self._deadline_s / 4:
+            self._command(range(self._comm.Get_size()), _SIGN_OF_LIFE)
+            self._last_sign = time.monotonic()
+        members = sorted({rank for flow in probe.flows for rank in flow})
+        self._command(members, _encode(probe))
+        answers: dict[int, Any] = {}
+        if self._rank in members:
+            answers[self._rank] = self._take_part(probe, members)
+        for rank in members:
+            if rank != self._rank:
+                answers[rank] = self._answer(rank)
+        stalled = [answer["stalled"] for answer in answers.values() if "stalled" in answer]
+        if stalled:
+            raise EnvironmentProblem(stalled[0])
+        times = np.empty((len(probe.trials), len(probe.flows), probe.repeats))
+        for index, (src, _) in enumerate(probe.flows):
+            times[:, index, :] = np.array(answers[src]["times"][str(index)])
+        return times
+
+    def reduce_times(self, sizes: Sequence[int]) -> list[float]:
+        """Rank 0 adds arrays itself: ranks of one cluster are taken to add equally fast."""
+        times = []
+        for size in sizes:
+            into, other = np.ones(size // 4, np.float32), np.ones(size // 4, np.float32)
+            best = []
+            for _ in range(9):
+                start = time.perf_counter()
+                np.add(into, other, out=into)
+                best.append((time.perf_counter() - start) * 1e6)
+            times.append(sorted(best)[2])
+        return times
+
+    def close(self) -> None:
+        """Send all other ranks home."""
+        self._command(range(self._comm.Get_size()), "")
+
+    def _command(self, members: Sequence[int], text: str) -> None:
+        data = text.encode()
+        for rank in members:
+            if rank != self._rank:
+                request = self._comm.Isend([data, self._MPI.BYTE], rank, _COMMAND)
+                try:
+                    self._wait(request, rank)
+                except Stalled as error:
+                    raise EnvironmentProblem(self._describe(error)) from error
+
+    def _answer(self, rank: int) -> Any:
+        text = self._sleep_for(rank, _RESULT, 2 * self._deadline_s + 1)
+        if text is None:
+            raise EnvironmentProblem(
+                f"rank {rank} did not answer within {2 * self._deadline_s:g} s; it may have stopped or died, "
+                "look at its host, or raise --deadline when the link is very slow"
+            )
+        return json.loads(text)
+
+    # ---- the other ranks ----
+
+    def serve(self) -> None:
+        """Do what rank 0 asks until it sends this rank home.
+
+        Raises EnvironmentProblem when rank 0 falls silent.
+        """
+        silence_s = 4 * self._deadline_s + 5  # rank 0 waits at most twice the deadline, and says so sooner
+        while True:
+            text = self._sleep_for(0, _COMMAND, silence_s)
+            if text is None:
+                raise EnvironmentProblem(
+                    f"rank {self._rank} heard nothing from rank 0 for {silence_s:g} s; "
+                    "rank 0 may have stopped or died"
+                )
+            if not text:
+                return
+            if text == _SIGN_OF_LIFE:
+                continue
+            probe = _decode(text)
+            members = sorted({rank for flow in probe.flows for rank in flow})
+            answer = json.dumps(self._take_part(probe, members)).encode()
+            self._wait(self._comm.Isend([answer, self._MPI.BYTE], 0, _RESULT), 0)
+
+    # ---- every rank ----
+
+    def _take_part(self, probe: Probe, members: Sequence[int]) -> dict[str, Any]:
+        try:
+            if probe.together:
+                return {"times": self._together(probe, members)}
+            times = {}
+            for index, (src, dst) in enumerate(probe.flows):
+                trials = [row[index] for row in probe.trials]
+                if src == self._rank:
+                    times[str(index)] = [self._send(dst, trial, probe.repeats) for trial in trials]
+                elif dst == self._rank:
+                    for trial in trials:
+                        self._receive(src, trial, probe.repeats)
+            return {"times": times}
+        except Stalled as error:
+            return {"stalled": self._describe(error)}
+
+    def _send(self, dst: int, trial: Trial, repeats: int) -> list[float]:
+        comm, byte = self._comm, self._MPI.BYTE
+        wires = [self._buffers.wire(trial.bytes, True, slot) for slot in range(trial.messages)]
+        reply = np.empty(1, np.uint8)
+        acknowledged = comm.Recv_init([reply, 1, byte], dst, _ACK)
+        sends = [comm.Send_init([wire, byte], dst, _DATA) for wire in wires]
+        times = []
+        try:
+            acknowledged.Start()
+            self._wait(acknowledged, dst)  # the receiver has posted its receives
+            for _ in range(repeats):
+                start = time.perf_counter()
+                for _ in range(trial.acks):
+                    acknowledged.Start()
+                    for wire, send in zip(wires, sends, strict=True):
+                        self._buffers.before_send(wire)
+                        send.Start()
+                    self._wait(acknowledged, dst)
+                    for send in sends:
+                        self._wait(send, dst)
+                times.append((time.perf_counter() - start) * 1e6)
+        finally:
+            _free([acknowledged, *sends])
+        return times
+
+    def _receive(self, src: int, trial: Trial, repeats: int) -> None:
+        comm, byte = self._comm, self._MPI.BYTE
+        wires = [self._buffers.wire(trial.bytes, False, slot) for slot in range(trial.messages)]
+        reply = np.zeros(1, np.uint8)
+        receives = [comm.Recv_init([wire, byte], src, _DATA) for wire in wires]
+        acknowledge = comm.Send_init([reply, 1, byte], src, _ACK)
+        rounds = repeats * trial.acks
+        try:
+            for receive in receives:
+                receive.Start()
+            acknowledge.Start()
+            self._wait(acknowledge, src)
+            for number in range(rounds):
+                for wire, receive in zip(wires, receives, strict=True):
+                    self._wait(receive, src)
+                    self._buffers.after_receive(wire)
+                if number + 1 < rounds:  # post before the reply: the next message must find its receive
+                    for receive in receives:
+                        receive.Start()
+                acknowledge.Start()
+                self._wait(acknowledge, src)
+        finally:
+            _free([*receives, acknowledge])
+
+    def _together(self, probe: Probe, members: Sequence[int]) -> dict[str, list[list[float]]]:
+        """All flows at once: each one message, each answered by a reply; a rank may have several."""
+        comm, byte = self._comm, self._MPI.BYTE
+        mine: dict[str, list[list[float]]] = {
+            str(i): [] for i, flow in enumerate(probe.flows) if flow[0] == self._rank
+        }
+        for row in probe.trials:
+            into = [
+                (src, self._buffers.wire(row[i].bytes, False, i), i)
+                for i, (src, dst) in enumerate(probe.flows)
+                if dst == self._rank
+            ]
+            out = [
+                (dst, self._buffers.wire(row[i].bytes, True, i), i)
+                for i, (src, dst) in enumerate(probe.flows)
+                if src == self._rank
+            ]
+            kept: dict[str, list[float]] = {key: [] for key in mine}
+            for _ in range(probe.repeats):
+                replies = np.empty(len(out), np.uint8)
+                pending = [(comm.Irecv([wire, byte], src, _DATA), src, wire, -1) for src, wire, _ in into]
+                for k, (dst, _, i) in enumerate(out):
+                    pending.append((comm.Irecv([replies[k : k + 1], byte], dst, _ACK), dst, None, i))
+                self._gate(members)
+                start = time.perf_counter()
+                for dst, wire, _ in out:
+                    self._buffers.before_send(wire)
+                    pending.append((comm.Isend([wire, byte], dst, _DATA), dst, None, -1))
+                for i, elapsed in self._drain(pending, start):
+                    kept[str(i)].append(elapsed)
+            for key, times in kept.items():
+                mine[key].append(times)
+        return mine
+
+    def _drain(self, pending: list[tuple[Any, int, Any, int]], start: float) -> list[tuple[int, float]]:
+        """Complete all requests; answer what arrives; give (flow, us) for each acknowledged flow."""
+        done, polls, reply = [], 0, np.zeros(1, np.uint8)
+        while pending:
+            left = []
+            for item in pending:
+                request, peer, wire, flow = item
+                if not request.Test():
+                    left.append(item)
+                elif wire is not None:
+                    self._buffers.after_receive(wire)
+                    left.append((self._comm.Isend([reply, self._MPI.BYTE], peer, _ACK), peer, None, -1))
+                elif flow >= 0:
+                    done.append((flow, (time.perf_counter() - start) * 1e6))
+            pending = left
+            os.sched_yield()
+            polls += 1
+            if polls % 512 == 0 and time.perf_counter() - start > self._deadline_s:
+                raise Stalled(pending[0][1], "its messages while flows ran together")
+        return done
+
+    def _gate(self, members: Sequence[int]) -> None:
+        """Let the members of a probe leave at about the same moment."""
+        first, token = members[0], np.zeros(1, np.uint8)
+        comm, byte = self._comm, self._MPI.BYTE
+        if self._rank == first:
+            for rank in members[1:]:
+                self._wait(comm.Irecv([token, byte], rank, _GATE), rank)
+            for rank in members[1:]:
+                self._wait(comm.Isend([token, byte], rank, _GATE), rank)
+        else:
+            self._wait(comm.Isend([token, byte], first, _GATE), first)
+            self._wait(comm.Irecv([token, byte], first, _GATE), first)
+
+    def _wait(self, request: Any, peer: int) -> None:
+        test: Callable[[], bool] = request.Test
+        polls, limit = 0, 0.0
+        while not test():
+            os.sched_yield()
+            polls += 1
+            if polls % _POLLS_PER_CLOCK == 0:
+                now = time.monotonic()
+                if not limit:
+                    limit = now + self._deadline_s
+                elif now > limit:
+                    raise Stalled(peer, "a message or its acknowledgement")
+
+    def _sleep_for(self, rank: int, tag: int, limit_s: float) -> str | None:
+        """Wait for a text from a rank without burning its core; None when the time is over."""
+        status = self._MPI.Status()
+        end = time.monotonic() + limit_s
+        while not self._comm.Iprobe(rank, tag, status):
+            if time.monotonic() > end:
+                return None
+            time.sleep(_NAP_S)
+        data = np.empty(status.Get_count(self._MPI.BYTE), np.uint8)
+        self._wait(self._comm.Irecv([data, self._MPI.BYTE], rank, tag), rank)
+        return data.tobytes().decode()
+
+    def _describe(self, error: Stalled) -> str:
+        return (
+            f"rank {error.peer} stopped answering: rank {self._rank} waited {self._deadline_s:g} s for "
+            f"{error.waited_for}; it may have stopped or died, look at its host, or raise --deadline when "
+            "the link is very slow"
+        )
+
+
+def _free(requests: Sequence[Any]) -> None:
+    for request in requests:
+        if request != type(request)():  # an active request is freed by MPI once it completes
+            request.Free()
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+def _encode(probe: Probe) -> str:
+    trials = [[(t.acks, t.messages, t.bytes) for t in row] for row in probe.trials]
+    return json.dumps([probe.flows, trials, probe.repeats, probe.together])
+
+
+def _decode(text: str) -> Probe:
+    flows, trials, repeats, together = json.loads(text)
+    return Probe(
+        tuple((src, dst) for src, dst in flows),
+        tuple(tuple(Trial(*trial) for trial in row) for row in trials),
+        repeats,
+        together,
+    )

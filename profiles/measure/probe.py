@@ -1,0 +1,100 @@
+"""What is asked of the machine and what it answers: the one door between measuring and transports.
+
+A `Prober` moves bytes between ranks and takes times; it decides nothing. All decisions (what to measure
+next, what the times mean) are taken on one place from these answers, so that the same code measures real
+ranks over MPI, threads with injected delays, and simulated clusters in tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+TINY_BYTES = 8  # a message whose size costs nothing: what the latency is taken from
+
+Times = NDArray[np.float64]  # us, shape (trials, flows, repeats)
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """`acks` times in a row: `messages` messages of `bytes` posted together, answered by one tiny reply.
+
+    The three formulas of the method are three shapes of it: one after another = (n acks, 1 message),
+    posted together = (1 ack, n messages), one message of n chunks = (1 ack, 1 message of n times the bytes).
+    """
+
+    acks: int
+    messages: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Flows that run at the same time, and what each of them does.
+
+    `trials[t][f]` is trial t of flow f. With `together` all flows of a trial start at once, and each is one
+    message; ranks may then take part in several flows. Otherwise the flows are disjoint pairs of
+    ranks that go through their trials side by side, each at its own pace.
+    """
+
+    flows: tuple[tuple[int, int], ...]  # (src, dst)
+    trials: tuple[tuple[Trial, ...], ...]
+    repeats: int
+    together: bool = False
+
+
+class Prober(Protocol):
+    """Ranks that can be asked to move bytes."""
+
+    @property
+    def hosts(self) -> Sequence[str]:
+        """Of each rank; equal names only suggest one node."""
+        ...
+
+    @property
+    def cores(self) -> Sequence[int]:
+        """Processor cores of each rank's host."""
+        ...
+
+    def run(self, probe: Probe) -> Times:
+        """Do the probe and give the time of each trial, flow and repeat, replies included."""
+        ...
+
+    def reduce_times(self, sizes: Sequence[int]) -> Sequence[float]:
+        """Times in us of adding one array of each size (bytes) to another on a rank."""
+        ...
+
+
+def in_sequence(messages: int, size: int) -> Trial:
+    """n chunks one after another: T_seq = n (alpha + beta s)."""
+    return Trial(messages, 1, size)
+
+
+def posted_together(messages: int, size: int) -> Trial:
+    """n messages posted together: T_pipe = alpha + n beta s + (n-1) occupancy."""
+    return Trial(1, messages, size)
+
+
+def one_message(chunks: int, size: int) -> Trial:
+    """n chunks as one message: T_all = alpha + n beta s."""
+    return Trial(1, 1, chunks * size)
+
+
+def solo(src: int, dst: int, trials: Sequence[Trial], repeats: int) -> Probe:
+    """One flow alone on the machine."""
+    return Probe(((src, dst),), tuple((trial,) for trial in trials), repeats)
+
+
+def typical(times: Times) -> Times:
+    """One time for the repeats (last axis): the median of the faster half.
+
+    Disturbances by other work only ever add time, so the slower half says more about them than about the
+    link; the fastest repeat alone does not count either, because token buckets and caches make lucky ones.
+    """
+    ordered = np.sort(times, axis=-1)
+    half = (times.shape[-1] + 1) // 2
+    return np.asarray(np.median(ordered[..., :half], axis=-1))

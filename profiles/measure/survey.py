@@ -1,0 +1,294 @@
+"""The order of a whole measurement: boundary, sizes, every link, shared ports, classes, topology.
+
+Runs on one place (rank 0) against a `Prober`; what it asks next depends only on the answers before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+from taccl.profiles.measure.boundary import Partition, by_name, find_nodes
+from taccl.profiles.measure.classes import LinkClass, classify, pool
+from taccl.profiles.measure.contention import FoundPort, find_ports
+from taccl.profiles.measure.fit import LinkFit, Point, fit_link, interval95
+from taccl.profiles.measure.probe import (
+    TINY_BYTES,
+    Probe,
+    Prober,
+    Trial,
+    in_sequence,
+    one_message,
+    posted_together,
+    solo,
+    typical,
+)
+from taccl.profiles.measure.rounds import directed, pack, tournament
+
+Flow = tuple[int, int]
+
+_SCAN_BYTES = 262144
+_SCAN_FIRST_BYTES = 16384
+_SCAN_SLOW_US = 20_000.0  # a link that needs this long for _SCAN_FIRST_BYTES is not asked for more
+_LADDER = (65536, 262144, 1048576, 4194304)  # candidate sizes of the largest message
+_MOST_REPEATS = 15
+# Every link is measured this often, all others in between: what differs from sweep to sweep (on which cores
+# the ranks run, what else runs) belongs to the moment and not to the link.
+_SWEEPS = 3
+_DISTURBED = 1.15  # flows of a round slower than alone by more disturb each other
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How much is spent on a measurement."""
+
+    repeats: int  # of trials of large messages, in one sweep
+    tiny_repeats: int  # of trials of tiny ones, in one sweep
+    enough_us: float  # the largest message takes at least about this long (or is 4 MiB)
+    chunks: tuple[int, ...]  # n of the one-message trials, as parts of the largest size: 8 chunks of 1/8
+
+
+QUICK = Effort(repeats=2, tiny_repeats=5, enough_us=10_000, chunks=(2, 4, 8))
+FULL = Effort(repeats=3, tiny_repeats=11, enough_us=25_000, chunks=(2, 3, 4, 6, 8))
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """Everything that was found."""
+
+    nodes: Partition
+    fits: dict[Flow, LinkFit]  # every directed pair
+    classes: tuple[LinkClass, ...]
+    ports: tuple[FoundPort, ...]
+    reduce_alpha_us: float
+    reduce_beta_us_per_mb: float
+    concurrent: bool  # pairs were measured side by side (and shown not to disturb each other)
+
+
+def survey(
+    prober: Prober,
+    effort: Effort,
+    sizes: Sequence[int] = (),
+    tell: Callable[[str, int, int], None] = lambda stage, done, of: None,
+) -> Survey:
+    """Measure the machine behind `prober`.
+
+    sizes: message sizes in bytes for the slope, instead of sizes chosen per link. tell: called with
+    (stage, done, of) as work goes on.
+    """
+    ranks = len(prober.hosts)
+    costs = _scan(prober, effort, tell)
+    nodes = find_nodes(prober.hosts, costs)
+    if nodes != by_name(prober.hosts):
+        # A boundary that no host name speaks of must show itself twice.
+        again = _scan(prober, effort, tell)
+        nodes = find_nodes(prober.hosts, [np.minimum(a, b) for a, b in zip(costs, again, strict=True)])
+    node_of = {rank: index for index, node in enumerate(nodes) for rank in node}
+    largest = _largest(prober, nodes, effort, tell)
+
+    flows = directed(tournament(ranks))
+    plans, counts = {}, {}
+    for src, dst in flows:
+        size, time_us = largest[node_of[src], node_of[dst]]
+        plans[src, dst] = _trials(sizes, effort, size)
+        # Short messages are timed more often, for about the same time in all.
+        most = effort.repeats * effort.enough_us / time_us
+        counts[src, dst] = int(min(max(most, effort.repeats), _MOST_REPEATS))
+    rounds = pack(flows, _things(prober, node_of), _capacity(prober))
+    concurrent = _undisturbed(prober, rounds, plans, effort)
+    if not concurrent:
+        rounds = [(flow,) for flow in flows]
+    sweeps: list[dict[Flow, list[Point]]] = []
+    for sweep in range(_SWEEPS):
+        sweeps.append({})
+        for done, members in enumerate(rounds):
+            tell("links", sweep * len(rounds) + done, _SWEEPS * len(rounds))
+            sweeps[-1].update(_measure(prober, members, plans, counts, effort))
+    samples = {
+        flow: _SWEEPS * (len(tiny) * effort.tiny_repeats + len(large) * counts[flow])
+        for flow, (tiny, large) in plans.items()
+    }
+    fits = {flow: _combine([points[flow] for points in sweeps], samples[flow]) for flow in flows}
+
+    largest_of = {flow: max(trial.bytes for trial in plans[flow][1]) for flow in flows}
+    ports = find_ports(prober, nodes, fits, largest_of, counts, tell)
+    calm = _calmed(prober, fits)
+    label = {(s, d): "intra" if node_of[s] == node_of[d] else "inter" for s, d in flows}
+    small, large = prober.reduce_times((1024, 1 << 22))
+    beta = max((large - small) / ((1 << 22) - 1024) * 1e6, 0.0)
+    return Survey(
+        nodes=nodes,
+        fits=fits,
+        classes=tuple(classify(calm, label)),
+        ports=tuple(ports),
+        reduce_alpha_us=max(small - beta * 1024 / 1e6, 0.0),
+        reduce_beta_us_per_mb=beta,
+        concurrent=concurrent and any(len(members) > 1 for members in rounds),
+    )
+
+
+def _calmed(prober: Prober, fits: dict[Flow, LinkFit]) -> dict[Flow, LinkFit]:
+    """The fits, those inside a host with more ranks than cores replaced by their common medians.
+
+    Which two of its ranks sit on one core changes all the time: that difference is not one of links.
+    """
+    crowded = {
+        host
+        for host, cores in zip(prober.hosts, prober.cores, strict=True)
+        if list(prober.hosts).count(host) > cores
+    }
+    calm = dict(fits)
+    for host in sorted(crowded):
+        inside = [flow for flow in fits if all(prober.hosts[rank] == host for rank in flow)]
+        common = pool([fits[flow] for flow in inside])
+        calm.update({flow: replace(common, samples=fits[flow].samples) for flow in inside})
+    return calm
+
+
+def _scan(
+    prober: Prober, effort: Effort, tell: Callable[[str, int, int], None]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """(latency, time of 256 KiB) of every pair in us, (ranks, ranks), symmetric.
+
+    Up to 12 ranks pair after pair; more in the rounds of a tournament, as many at once as hosts have cores.
+    What flows in one round take from each other only makes a boundary plainer.
+    """
+    ranks = len(prober.hosts)
+    pairs = [pair for level in tournament(ranks) for pair in level]
+    if ranks <= 12:
+        rounds: list[tuple[Flow, ...]] = [(pair,) for pair in pairs]
+    else:
+        rounds = pack(pairs, lambda flow: [("host", prober.hosts[r]) for r in flow], _capacity(prober))
+    latency, bulk = np.full((ranks, ranks), np.inf), np.full((ranks, ranks), np.inf)
+    for sweep in range(_SWEEPS):
+        for done, members in enumerate(rounds):
+            tell("boundary", sweep * len(rounds) + done, _SWEEPS * len(rounds))
+            tiny = _side_by_side(prober, members, in_sequence(1, TINY_BYTES), effort.tiny_repeats)
+            first = _side_by_side(prober, members, one_message(1, _SCAN_FIRST_BYTES), 2)
+            fast = tuple(flow for flow in members if first[flow] < _SCAN_SLOW_US)
+            second = _side_by_side(prober, fast, one_message(1, _SCAN_BYTES), 2) if fast else {}
+            for i, j in members:
+                time = second.get((i, j), first[i, j] * _SCAN_BYTES / _SCAN_FIRST_BYTES)
+                latency[i, j] = latency[j, i] = min(latency[i, j], tiny[i, j] / 2)
+                bulk[i, j] = bulk[j, i] = min(bulk[i, j], time)
+    return latency, bulk
+
+
+def _side_by_side(prober: Prober, members: Sequence[Flow], trial: Trial, repeats: int) -> dict[Flow, float]:
+    # One more repeat than asked, and the first dropped: it opens connections and touches pages.
+    times = prober.run(Probe(tuple(members), ((trial,) * len(members),), repeats + 1))
+    found = typical(times[:, :, 1:])
+    return {flow: float(found[0, k]) for k, flow in enumerate(members)}
+
+
+def _largest(
+    prober: Prober, nodes: Partition, effort: Effort, tell: Callable[[str, int, int], None]
+) -> dict[tuple[int, int], tuple[int, float]]:
+    """For each ordered pair of nodes the size that is large enough to show the bandwidth, and its time in us.
+
+    One pair of ranks stands for all of its pair of nodes.
+    """
+    sizes: dict[tuple[int, int], tuple[int, float]] = {}
+    jobs = [(a, b) for a in range(len(nodes)) for b in range(len(nodes)) if a != b or len(nodes[a]) > 1]
+    for done, (a, b) in enumerate(jobs):
+        tell("sizes", done, len(jobs))
+        src, dst = nodes[a][0], next(rank for rank in nodes[b] if rank != nodes[a][0])
+        for size in _LADDER:
+            times = prober.run(solo(src, dst, [one_message(1, size)], 2))
+            sizes[a, b] = size, float(times.min())
+            # The slowest repeat decides: a token bucket lets the first bytes through for nothing.
+            if times.max() >= effort.enough_us and times.min() >= effort.enough_us / 2:
+                break
+    return sizes
+
+
+def _trials(
+    sizes: Sequence[int], effort: Effort, largest: int
+) -> tuple[tuple[Trial, ...], tuple[Trial, ...]]:
+    """(tiny trials, large trials) of one link; the first tiny one is the ping-pong."""
+    tiny = (
+        in_sequence(1, TINY_BYTES),
+        in_sequence(4, TINY_BYTES),
+        in_sequence(4, 1024),
+        posted_together(8, TINY_BYTES),
+        posted_together(16, TINY_BYTES),
+        posted_together(16, 1024),
+    )
+    if sizes:
+        return tiny, tuple(one_message(1, size) for size in sorted(set(sizes)))
+    return tiny, tuple(one_message(n, largest // 8) for n in effort.chunks)
+
+
+def _things(prober: Prober, node_of: dict[int, int]) -> Callable[[Flow], list[tuple[str, object]]]:
+    """What a flow occupies: a core at both ends; between nodes the way out of one and into the other."""
+
+    def uses(flow: Flow) -> list[tuple[str, object]]:
+        src, dst = flow
+        things: list[tuple[str, object]] = [("host", prober.hosts[rank]) for rank in flow]
+        if node_of[src] != node_of[dst]:
+            things += [("out", node_of[src]), ("in", node_of[dst])]
+            # Replies go the other way: they must not queue behind another flow's bytes.
+            things += [("in", node_of[src]), ("out", node_of[dst])]
+        return things
+
+    return uses
+
+
+def _capacity(prober: Prober) -> dict[object, int]:
+    return {("host", host): cores for host, cores in zip(prober.hosts, prober.cores, strict=True)}
+
+
+def _undisturbed(
+    prober: Prober,
+    rounds: Sequence[tuple[Flow, ...]],
+    plans: dict[Flow, tuple[tuple[Trial, ...], tuple[Trial, ...]]],
+    effort: Effort,
+) -> bool:
+    """Whether the fullest round gives the times that its flows show alone."""
+    fullest = max(rounds, key=len)
+    if len(fullest) < 2:
+        return True
+    for part in (0, 1):  # latency, then bandwidth
+        picks = [plans[flow][part][-1] for flow in fullest]
+        beside = prober.run(Probe(fullest, (tuple(picks),), effort.repeats + 2))[0, :, 1:]
+        for k, flow in enumerate(fullest[:8]):
+            alone = prober.run(solo(*flow, [picks[k]], effort.repeats + 2))[0, 0, 1:]
+            if typical(beside[k]) > _DISTURBED * typical(alone):
+                return False
+    return True
+
+
+def _measure(
+    prober: Prober,
+    members: Sequence[Flow],
+    plans: dict[Flow, tuple[tuple[Trial, ...], tuple[Trial, ...]]],
+    counts: dict[Flow, int],
+    effort: Effort,
+) -> dict[Flow, list[Point]]:
+    """The points of the flows of one round, from one sweep."""
+    points: dict[Flow, list[Point]] = {flow: [] for flow in members}
+    for part, repeats in ((0, effort.tiny_repeats), (1, max(counts[flow] for flow in members))):
+        trials = tuple(zip(*(plans[flow][part] for flow in members), strict=True))
+        # The first repeat is dropped: it opens connections and touches pages.
+        times = typical(prober.run(Probe(tuple(members), trials, repeats + 1))[:, :, 1:])
+        for k, flow in enumerate(members):
+            points[flow] += [Point(row[k], float(times[t, k])) for t, row in enumerate(trials)]
+    return points
+
+
+def _combine(sweeps: Sequence[Sequence[Point]], samples: int) -> LinkFit:
+    """One fit of a link from its sweeps.
+
+    Each trial counts with its fastest sweep, since disturbances only add time. The intervals also cover what
+    the sweeps say differently, which repeats within one sweep cannot show.
+    """
+    best = [Point(same[0].trial, min(point.time_us for point in same)) for same in zip(*sweeps, strict=True)]
+    fit = fit_link(best, samples)
+    single = [fit_link(points, samples) for points in sweeps]
+    return replace(
+        fit,
+        alpha_ci_us=max(fit.alpha_ci_us, interval95([one.alpha_us for one in single])),
+        beta_ci_us_per_mb=max(fit.beta_ci_us_per_mb, interval95([one.beta_us_per_mb for one in single])),
+    )

@@ -1,0 +1,173 @@
+"""`taccl profile`: measure the machine under mpiexec."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from taccl.errors import EnvironmentProblem, TacclError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_UNITS = {"": 1, "B": 1, "K": 1 << 10, "M": 1 << 20, "KB": 1000, "MB": 10**6, "KIB": 1 << 10, "MIB": 1 << 20}
+_MOST_BYTES = 1 << 28
+
+
+@click.command("profile")
+@click.option(
+    "-o", "--output", type=click.Path(dir_okay=False), required=True, help="Profile to write (YAML)."
+)
+@click.option(
+    "--device",
+    type=click.Choice(["auto", "host", "cuda"]),
+    default="auto",
+    show_default=True,
+    help="Memory that messages start from and end in; auto takes the GPU where there is one.",
+)
+@click.option("--quick", is_flag=True, help="Fewer and smaller messages: seconds instead of a minute.")
+@click.option(
+    "--sizes",
+    metavar="SIZE,SIZE,...",
+    help="Message sizes for the bandwidth, e.g. 64K,256K,1M (default: chosen for each link).",
+)
+@click.option("--name", default="measured", show_default=True, help="Name of the topology.")
+@click.option(
+    "--deadline",
+    type=click.FloatRange(min=0.1),
+    default=30.0,
+    show_default=True,
+    metavar="S",
+    help="Longest wait for one message in seconds; then the job ends and the silent rank is named.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print what was found as one JSON document.")
+def command(
+    output: str, device: str, quick: bool, sizes: str | None, name: str, deadline: float, as_json: bool
+) -> None:
+    """Measure the links between ranks: latency, bandwidth, and what they share.
+
+    Start it under mpiexec with the ranks that the collectives will run on:
+
+        mpiexec -n 8 taccl profile -o profile.yaml
+
+    Rank 0 writes the profile. Leave the machine alone meanwhile: what runs beside is measured too.
+    """
+    from taccl.runtime import mpi
+
+    wanted = _sizes(sizes) if sizes else ()
+    MPI = mpi.load()
+    comm = MPI.COMM_WORLD
+    if comm.Get_size() < 2:
+        raise UsageError(
+            "taccl profile measures the links between ranks and was started with one; "
+            "start it as: mpiexec -n 4 taccl profile -o profile.yaml"
+        )
+    mpi.install_excepthook(MPI)
+    try:
+        _profile(MPI, comm, output, device, quick, wanted, name, deadline, as_json)
+    except TacclError as error:  # one rank's problem must end the job, the others would wait for it
+        mpi.say(f"taccl: {error}")
+        mpi.abort(MPI, error.exit_code)
+
+
+def _profile(
+    MPI: Any,
+    comm: Any,
+    output: str,
+    device: str,
+    quick: bool,
+    sizes: tuple[int, ...],
+    name: str,
+    deadline: float,
+    as_json: bool,
+) -> None:
+    from taccl.profiles.measure.buffers import buffers
+    from taccl.profiles.measure.mpi_prober import MpiProber
+    from taccl.profiles.measure.result import document, topology
+    from taccl.profiles.measure.survey import FULL, QUICK, survey
+    from taccl.profiles.profile_file import write_topology
+    from taccl.runtime import gpu, mpi
+
+    # All ranks must measure the same kind of memory: auto takes the GPU only where every rank has one.
+    chosen = gpu.choose(device)
+    if device == "auto" and "host" in comm.allgather(chosen):
+        chosen = "host"
+    local = comm.Split_type(MPI.COMM_TYPE_SHARED)
+    memory = buffers(chosen, int(local.Get_rank()))
+    local.Free()
+    prober = MpiProber(MPI, comm, memory, deadline)
+    if comm.Get_rank() != 0:
+        prober.serve()
+        return
+    _writable(output)
+    library = mpi.library(MPI)
+    about = f"measured over {library.name} {library.version}, {' and '.join(prober.memory)}"
+    click.echo(f"taccl: {len(prober.hosts)} ranks, {about}", err=True)
+    found = survey(prober, QUICK if quick else FULL, sizes, _progress())
+    prober.close()
+    result = topology(found, name, f"taccl profile: {about}")
+    write_topology(result, output)
+    if as_json:
+        click.echo(json.dumps(document(found, result), indent=2))
+    else:
+        click.echo(_summary(document(found, result)))
+    click.echo(f"taccl: wrote {output}", err=True)
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    """Sizes as nccl-tests writes them (K, M = 1024-based), or KB, MB, KiB, MiB."""
+    sizes = []
+    for word in text.split(","):
+        digits = word.strip().rstrip("KMGiIbBkm")
+        unit = word.strip()[len(digits) :].upper()
+        if not digits.isdigit() or unit not in _UNITS:
+            raise UsageError(f"--sizes: {word.strip()!r} is no size; write sizes like 64K,256K,1M")
+        sizes.append(int(digits) * _UNITS[unit])
+        if not 1024 <= sizes[-1] <= _MOST_BYTES:
+            raise UsageError(f"--sizes: {word.strip()!r} must lie between 1K and 256M")
+    if len(set(sizes)) < 2:
+        raise UsageError("--sizes needs at least two different sizes: a slope has two ends")
+    return tuple(sorted(set(sizes)))
+
+
+def _writable(output: str) -> None:
+    """Find out before a minute of measuring that the result cannot be written."""
+    try:
+        with open(output, "a", encoding="utf-8"):
+            pass
+    except OSError as error:
+        raise EnvironmentProblem(f"{output} cannot be written: {error.strerror}") from error
+
+
+def _progress() -> Callable[[str, int, int], None]:
+    """A line on a terminal, nothing elsewhere."""
+    if not sys.stderr.isatty():
+        return lambda stage, done, of: None
+
+    def tell(stage: str, done: int, of: int) -> None:
+        click.echo(f"\r\x1b[Kmeasuring {stage}: {done + 1} of {of}", err=True, nl=False)
+
+    return tell
+
+
+def _summary(found: dict[str, Any]) -> str:
+    """A table of nodes, link classes and ports."""
+    nodes = found["nodes"]
+    shape = ", ".join(f"node{k}: ranks {','.join(map(str, ranks))}" for k, ranks in enumerate(nodes))
+    lines = [f"{len(nodes)} node{'s' if len(nodes) > 1 else ''} ({shape})"]
+    lines.append(
+        f"{'links':<12}{'count':>6}{'alpha us':>12}{'beta us/MB':>13}{'occupancy us':>14}{'residual':>10}"
+    )
+    for cls in found["classes"]:
+        lines.append(
+            f"{cls['name']:<12}{cls['links']:>6}{cls['alpha_us']:>12g}{cls['beta_us_per_mb']:>13g}"
+            f"{cls['occupancy_us']:>14g}{cls['residual']:>10.1%}"
+        )
+    for port in found["ports"]:
+        lines.append(f"shared port {port['name']}: {port['beta_us_per_mb']:g} us/MB")
+    if not found["ports"]:
+        lines.append("no shared ports found")
+    return "\n".join(lines)
