@@ -80,6 +80,18 @@ def time_by_priority(
     return _event_loop(topology, collective, costs, transfers, order, keep_order=False)
 
 
+def time_batched(
+    topology: Topology,
+    collective: Collective,
+    costs: Costs,
+    transfers: Sequence[Transfer],
+    priority: Sequence[int] | None = None,
+) -> tuple[Message, ...]:
+    """Like time_by_priority, but a message takes along all that is ready for its link at that moment."""
+    order = list(range(len(transfers))) if priority is None else list(priority)
+    return _event_loop(topology, collective, costs, transfers, order, keep_order=False, batch=True)
+
+
 def completion_fs(costs: Costs, messages: Iterable[Message]) -> int:
     """When the last arrival, or the reduction that follows it, has ended."""
     engine: dict[int, int] = {}
@@ -99,6 +111,7 @@ def _event_loop(
     transfers: Sequence[Transfer],
     priority: Sequence[int],
     keep_order: bool,
+    batch: bool = False,
 ) -> tuple[Message, ...]:
     needs = predecessors(topology, collective, transfers)
     waiting = [len(need) for need in needs]
@@ -120,27 +133,48 @@ def _event_loop(
     free = [0] * costs.resources
     engine = [0] * topology.ranks
     messages: list[Message] = []
+    started = [False] * len(transfers)
+    on_link: dict[tuple[int, str], list[int]] = {}  # ready and not started, for batching
     # Events in the order of one instant: 0 arrival, 1 data usable, 2 resource free, 3 turn of the next.
     events: list[tuple[int, int, int]] = []
-    ready: list[tuple[int, int]] = [(priority[i], i) for i, count in enumerate(waiting) if not count]
-    heapq.heapify(ready)
+    ready: list[tuple[int, int]] = []
+
+    def make_ready(index: int) -> None:
+        heapq.heappush(ready, (priority[index], index))
+        if batch:
+            on_link.setdefault((transfers[index].link, transfers[index].op), []).append(index)
+
+    for index, count in enumerate(waiting):
+        if not count:
+            make_ready(index)
     blocked: dict[int, list[tuple[int, int]]] = {}  # resource -> ready transfers that wait for it
     now = 0
     while True:
         while ready:
             entry = heapq.heappop(ready)
             index = entry[1]
+            if started[index]:
+                continue
             transfer = transfers[index]
             busy = next((r for r, _ in costs.holds[transfer.link] if free[r] > now), None)
             if busy is not None:
                 blocked.setdefault(busy, []).append(entry)
                 continue
             link = topology.links[transfer.link]
-            count = len(transfer.chunks)
+            together = [index]
+            if batch:
+                waiting_here = on_link.pop((transfer.link, transfer.op))
+                together = _disjoint(transfers, index, waiting_here)
+                left = [i for i in waiting_here if i not in together]
+                if left:
+                    on_link[transfer.link, transfer.op] = left
+            chunks = tuple(sorted(c for i in together for c in transfers[i].chunks))
+            count = len(chunks)
             end = now + costs.transit(transfer.link, count)
-            chunks = tuple(sorted(transfer.chunks))
             messages.append(Message(transfer.link, link.src, link.dst, chunks, now, end, transfer.op))
-            heapq.heappush(events, (end, 0, index))
+            for i in together:
+                started[i] = True
+                heapq.heappush(events, (end, 0, i))
             for resource, per_chunk in costs.holds[transfer.link]:
                 free[resource] = now + costs.hold(transfer.link, per_chunk, count)
                 heapq.heappush(events, (free[resource], 2, resource))
@@ -170,10 +204,20 @@ def _event_loop(
             for follower in released:
                 waiting[follower] -= 1
                 if not waiting[follower]:
-                    heapq.heappush(ready, (priority[follower], follower))
+                    make_ready(follower)
     return tuple(sorted(messages, key=lambda m: (m.start_fs, m.link, m.chunks)))
 
 
 def as_transfers(messages: Iterable[Message]) -> list[Transfer]:
     """Forget the clock, keep the order of starts (ties keep their place)."""
     return [Transfer(m.link, m.chunks, m.op) for m in sorted(messages, key=lambda m: (m.start_fs, m.end_fs))]
+
+
+def _disjoint(transfers: Sequence[Transfer], first: int, others: Sequence[int]) -> list[int]:
+    """The first transfer and those of the others whose chunks do not repeat one already taken."""
+    chosen, taken = [first], set(transfers[first].chunks)
+    for i in others:
+        if i != first and taken.isdisjoint(transfers[i].chunks):
+            chosen.append(i)
+            taken.update(transfers[i].chunks)
+    return chosen

@@ -1,19 +1,41 @@
-"""The one entry to synthesis: a request in, an algorithm with its certificate out."""
+"""The one entry to synthesis: a request in, an algorithm with its certificate out.
+
+Order of attack, stopping at proof or target gap: structured seeds (baselines, greedy) at several chunkings;
+trees packed by load and pipelined (M3); batched messages (M2) where alpha dominates; timed trees (M1). Every model
+starts from the best schedule so far, and no answer is worse than any seed.
+"""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from fractions import Fraction
+from importlib.metadata import version
 
 from taccl.profiles.topology import Topology
 from taccl.sketches.restrictions import Restrictions
-from taccl.synth.algorithm import Algorithm
-from taccl.synth.collective import Collective
+from taccl.sketches.symmetry import find_symmetry
+from taccl.synth.algorithm import Algorithm, Certificate
+from taccl.synth.bounds import granular_bound, lower_bound
+from taccl.synth.candidates import Candidate
+from taccl.synth.collective import NAMES, Collective, build
+from taccl.synth.conflict import explain_infeasible
+from taccl.synth.cost import us
+from taccl.synth.engines import BASELINES, Inapplicable
+from taccl.synth.engines.rooted import rooted_allreduce
+from taccl.synth.search import Search
 
-ENGINES = (
-    "auto", "cp-sat", "greedy",
-    "ring", "recursive-doubling", "direct", "hierarchical", "double-binary-tree",
-)  # fmt: skip
+from taccl import __version__
+from taccl.errors import Infeasible, Interrupted, NoSolutionInTime, UsageError
+
+ENGINES = ("auto", "cp-sat", "greedy", *BASELINES)
+# One deterministic second of CP-SAT takes several wall-clock seconds on two slow cores; staying below the
+# time limit with the deterministic one is what makes answers repeatable.
+DETERMINISTIC_PER_WALL = 0.1
+# Times within this relative distance of a bound are called optimal: durations are whole femtoseconds, bounds
+# of models with very long horizons are rounded down to coarser units.
+SAME = Fraction(1, 10**6)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,4 +78,200 @@ def synthesise(
     should_stop is polled; when it turns true the best so far is returned (Interrupted if there is none).
     Raises UsageError, Infeasible (with the sketch's conflicting rules), NoSolutionInTime, Interrupted.
     """
-    raise NotImplementedError
+    _check(request)
+    make = _builder(request)
+    wanted = request.partition or request.restrictions.partition
+    first = make(wanted or 1)
+    conflict = explain_infeasible(request.topology, first, request.size_bytes, request.restrictions)
+    if conflict is not None:
+        raise conflict
+    bound = lower_bound(request.topology, first, request.size_bytes)
+    began = time.monotonic()
+
+    def report(stage: str, best_fs: int | None) -> None:
+        if on_progress:
+            known = search.best.time_fs if search.best else None
+            shown = min((t for t in (best_fs, known) if t is not None), default=None)
+            elapsed = time.monotonic() - began
+            on_progress(Progress(elapsed, stage, None if shown is None else us(shown), us(bound.time_fs)))
+
+    search = Search(
+        topology=request.topology,
+        build=make,
+        size_bytes=request.size_bytes,
+        restrictions=request.restrictions,
+        generators=_generators(request),
+        lower_fs=bound.time_fs,
+        target_gap=request.target_gap,
+        workers=request.workers,
+        seed=request.seed,
+        budget_s=request.time_limit_s,
+        report=report,
+        should_stop=should_stop or (lambda: False),
+    )
+    ladder = [wanted] if wanted else _ladder(request, make)
+    _seeds(search, request, ladder)
+    if request.engine in ("auto", "cp-sat"):
+        _models(search, request, ladder, refine=wanted is None)
+    best = search.best
+    if best is None:
+        if should_stop and should_stop():
+            raise Interrupted("stopped before a first algorithm was found")
+        if request.engine not in ("auto", "cp-sat", "greedy"):
+            raise Infeasible(_why_not(search, request, ladder))
+        raise NoSolutionInTime(
+            f"no algorithm was found within {request.time_limit_s:g} s; "
+            "give more time with --time-limit or loosen the sketch"
+        )
+    lower_fs, bound_by = bound.time_fs, bound.name
+    whole = granular_bound(request.topology, best.collective, request.size_bytes)
+    return Algorithm(
+        name=f"{request.collective}-{request.topology.name}-{best.engine}",
+        collective=best.collective,
+        topology_name=request.topology.name,
+        size_bytes=request.size_bytes,
+        messages=best.messages,
+        time_fs=best.time_fs,
+        certificate=_certificate(search, best, lower_fs, bound_by, whole.time_fs),
+        engine=best.engine,
+        provenance={
+            "taccl": __version__,
+            "ortools": version("ortools"),
+            "seed": request.seed,
+            "workers": request.workers,
+            "time_limit_s": request.time_limit_s,
+            "target_gap": request.target_gap,
+            "engine_asked": request.engine,
+            "sketch": request.restrictions.sketch_name,
+        },
+    )
+
+
+def _check(request: Request) -> None:
+    if request.collective not in NAMES:
+        raise UsageError(f"unknown collective {request.collective!r}; known: {', '.join(NAMES)}")
+    if request.engine not in ENGINES:
+        raise UsageError(f"unknown engine {request.engine!r}; known: {', '.join(ENGINES)}")
+    if request.size_bytes < 1:
+        raise UsageError("the size must be at least 1 byte")
+    if request.collective == "custom" and request.custom is None:
+        raise UsageError("a custom collective needs its pre- and postconditions")
+    if request.time_limit_s <= 0:
+        raise UsageError("the time limit must be above 0 seconds")
+    request.topology.check()
+
+
+def _builder(request: Request) -> Callable[[int], Collective]:
+    if request.custom is not None:
+        custom = request.custom
+        return lambda partition: custom
+
+    def make(partition: int) -> Collective:
+        try:
+            return build(
+                request.collective,
+                request.topology.ranks,
+                partition,
+                root=request.root,
+                demand=request.demand,
+                pairs=request.pairs,
+            )
+        except ValueError as error:
+            raise UsageError(f"{request.collective}: {error}") from error
+
+    return make
+
+
+def _generators(request: Request) -> tuple[tuple[int, ...], ...]:
+    if request.restrictions.symmetry is not None:
+        return request.restrictions.symmetry
+    return tuple(find_symmetry(request.topology))
+
+
+def _ladder(request: Request, make: Callable[[int], Collective]) -> list[int]:
+    """Chunkings worth trying: one chunk a block where alpha dominates, more where bandwidth does."""
+    if request.custom is not None:
+        return [1]
+    from taccl.synth.cost import costs
+
+    priced = costs(request.topology, make(1).chunk_bytes(request.size_bytes))
+    alpha = sorted(priced.alpha_fs)[len(priced.alpha_fs) // 2] if priced.alpha_fs else 0
+    transit = max(priced.chunk_fs, default=0)
+    if transit <= alpha:
+        return [1]
+    few_blocks = request.collective in ("broadcast", "reduce", "sendrecv")
+    most = 16 if few_blocks else 8 if request.topology.ranks <= 8 else 4
+    ladder = [k for k in (1, 2, 3, 4, 6, 8, 12, 16) if k <= most]
+    # A chunk much shorter than alpha cannot pay for its own message.
+    return [k for k in ladder if k == 1 or transit >= alpha * k // 4]
+
+
+def _seeds(search: Search, request: Request, ladder: list[int]) -> None:
+    """Baselines and greedy at every chunking; the most promising are cut finer as long as that pays."""
+    names = [request.engine] if request.engine in BASELINES else list(BASELINES)
+    if request.engine == "greedy":
+        names = []
+    for partition in ladder:
+        p = search.problem(partition)
+        for name in names:
+            try:
+                transfers = BASELINES[name](request.topology, p.collective)
+            except Inapplicable:
+                continue
+            search.offer(name, p, transfers)
+        if request.engine in ("auto", "cp-sat", "greedy"):
+            search.greedy(p, 8)
+            if request.collective == "allreduce" and partition == ladder[0]:
+                for transfers in rooted_allreduce(
+                    request.topology, p.collective, request.size_bytes, request.restrictions, 2, request.seed
+                ):
+                    search.offer("greedy", p, transfers)
+    if request.partition or request.restrictions.partition or request.custom is not None:
+        return
+    ranked = sorted(search.best_of.values(), key=lambda c: (c.time_fs, c.collective.partition))
+    for candidate in ranked[:3]:
+        if not search.finished():
+            search.pipeline(candidate, candidate.engine)
+
+
+def _models(search: Search, request: Request, ladder: list[int], refine: bool) -> None:
+    """CP-SAT: M3 and its pipeline, M2 where batching can pay, M1; the best chunkings first."""
+    budget = request.time_limit_s * DETERMINISTIC_PER_WALL
+    if refine and len(ladder) > 1:
+        for partition in ladder[:4]:
+            if search.finished():
+                return
+            search.pack(partition, 0.08 * budget)
+    ranked = sorted((k for k in search.best_of if k in ladder), key=lambda k: (search.best_of[k].time_fs, k))
+    for partition in ranked[:2]:
+        if search.finished():
+            return
+        search.messages(partition, 0.15 * budget)
+        if not search.finished() and search.problem(partition).symmetries:
+            search.trees(partition, 0.1 * budget, symmetric=True)
+        if not search.finished():
+            search.trees(partition, 0.2 * budget, symmetric=False)
+    if refine and search.best and not search.finished():
+        search.pipeline(search.best, search.best.engine)
+
+
+def _certificate(
+    search: Search, best: Candidate, lower_fs: int, bound_by: str, whole_chunks_fs: int
+) -> Certificate:
+    solver_fs = max(lower_fs, whole_chunks_fs, search.bounds.get(best.collective.partition, 0))
+    solver_fs = min(solver_fs, best.time_fs)
+    if best.time_fs - lower_fs <= SAME * best.time_fs:
+        status, proved_by = "optimal", "any algorithm"
+    elif best.time_fs - solver_fs <= SAME * best.time_fs:
+        status, proved_by = "optimal", "within the sketch, the chunking and the routes considered"
+    else:
+        status, proved_by = "feasible", ""
+    return Certificate(us(lower_fs), bound_by, us(solver_fs), status, proved_by)
+
+
+def _why_not(search: Search, request: Request, ladder: list[int]) -> str:
+    try:
+        BASELINES[request.engine](request.topology, search.problem(ladder[0]).collective)
+    except Inapplicable as reason:
+        return f"engine {request.engine} cannot do {request.collective} here: {reason}"
+    return f"engine {request.engine} has no schedule that obeys the sketch"

@@ -1,19 +1,19 @@
 """Greedy trees: whoever can be served soonest is served next (in the manner of TACOS, MICRO'24).
 
-Chunks wanted by several ranks grow one hop at a time by earliest arrival under the load committed so far; a chunk
-with a single destination takes its whole earliest-arrival path at once. Several passes differ in how much
-they fear slow links and whether a chunk may enter a node twice; the scheduler decides which is best.
+Chunks wanted by several ranks grow one hop at a time by earliest arrival under the load committed so far; a
+chunk with a single destination takes its whole earliest-arrival path at once. Several passes differ in how
+much they fear slow links and whether a chunk may enter a node twice; the scheduler decides which is best.
 """
 
 from __future__ import annotations
 
 import heapq
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from taccl.profiles.topology import reverse
-from taccl.synth.problem import Problem
+from taccl.synth.problem import Problem, Symmetry
 from taccl.synth.schedule import Transfer
 
 
@@ -37,12 +37,16 @@ def tastes(count: int, seed: int) -> Iterator[Taste]:
             yield Taste(shuffle.choice((0.5, 1.0, 1.0, 2.0)), index % 4 != 0, shuffle.randrange(1, 1 << 30))
 
 
-def greedy(problem: Problem, taste: Taste) -> list[Transfer] | None:
-    """Transfers of all layers in order, or None when this pass ran into a dead end."""
+def greedy(problem: Problem, taste: Taste, group: Sequence[Symmetry] = ()) -> list[Transfer] | None:
+    """Transfers of all layers in order, or None when this pass ran into a dead end.
+
+    group: all elements (identity first) of a symmetry group; with it, every decision is taken for all images
+    at once, so that the result is a good start for a symmetric model.
+    """
     transfers: list[Transfer] = []
     for number, layer in enumerate(problem.layers):
         if layer.kind == "spread":
-            grown = _spread(problem, number, taste)
+            grown = _spread(problem, number, taste, group)
             if grown is None:
                 return None
             transfers += grown
@@ -51,7 +55,7 @@ def greedy(problem: Problem, taste: Taste) -> list[Transfer] | None:
             turned = replace(
                 problem, topology=reverse(problem.topology), layers=(replace(layer, kind="spread"),)
             )
-            grown = _spread(turned, 0, taste)
+            grown = _spread(turned, 0, taste, group)
             if grown is None:
                 return None
             transfers += [Transfer(t.link, t.chunks, "reduce") for t in reversed(grown)]
@@ -80,7 +84,7 @@ class _State:
         self.sent.append((start, Transfer(link, (chunk,))))
 
 
-def _spread(problem: Problem, number: int, taste: Taste) -> list[Transfer] | None:
+def _spread(problem: Problem, number: int, taste: Taste, group: Sequence[Symmetry]) -> list[Transfer] | None:
     layer = problem.layers[number]
     state = _State(problem, number)
     shuffle = random.Random(taste.seed)
@@ -96,6 +100,21 @@ def _spread(problem: Problem, number: int, taste: Taste) -> list[Transfer] | Non
                 table.setdefault(problem.topology.links[e].src, []).append(e)
             memo[usable] = table
         outgoing.append(memo[usable])
+
+    images = [(g.chunks, g.links) for g in group[1:]]
+
+    def commit(chunk: int, e: int) -> None:
+        """One hop and all its images; an image that is there already, or came by another way, is left out."""
+        hops = [(chunk, e), *((chunks[chunk], links[e]) for chunks, links in images)]
+        for c, link in dict.fromkeys(hops):
+            src, dst = state.links[link].src, state.links[link].dst
+            if dst in state.has[c] or src not in state.has[c]:
+                continue
+            state.commit(c, link)
+            entered.add((c, node_of[dst]))
+            wanted[c].discard(dst)
+            if not single[c]:
+                offer(c, dst)
 
     heap: list[tuple[float, float, int, int]] = []  # (score, tie, chunk, link or -1 for a path)
 
@@ -132,8 +151,7 @@ def _spread(problem: Problem, number: int, taste: Taste) -> list[Transfer] | Non
                 heapq.heappush(heap, (path[0], tied, chunk, -1))
                 continue
             for hop in path[1]:
-                state.commit(chunk, hop)
-            wanted[chunk].clear()
+                commit(chunk, hop)
             continue
         dst = state.links[e].dst
         if dst not in wanted[chunk]:
@@ -145,10 +163,7 @@ def _spread(problem: Problem, number: int, taste: Taste) -> list[Transfer] | Non
         if now > old:
             heapq.heappush(heap, (now, tied, chunk, e))
             continue
-        state.commit(chunk, e)
-        entered.add((chunk, node_of[dst]))
-        wanted[chunk].discard(dst)
-        offer(chunk, dst)
+        commit(chunk, e)
     # What one-hop growth could not reach (relays that do not want the chunk) is reached by paths.
     for chunk, missing in enumerate(wanted):
         while missing:
@@ -156,9 +171,7 @@ def _spread(problem: Problem, number: int, taste: Taste) -> list[Transfer] | Non
             if path is None:
                 return None
             for hop in path[1]:
-                if state.links[hop].dst not in state.has[chunk]:
-                    state.commit(chunk, hop)
-                    missing.discard(state.links[hop].dst)
+                commit(chunk, hop)
     state.sent.sort(key=lambda pair: pair[0])
     return [transfer for _, transfer in state.sent]
 

@@ -6,9 +6,10 @@ one variable an orbit. Two pairs of one orbit on one resource exclude each other
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from taccl.synth.problem import Problem
+from taccl.synth.problem import Problem, Symmetry
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,3 +56,34 @@ def _representatives(
                     smallest[image] = member
                     stack.append(image)
     return smallest
+
+
+def identity(problem: Problem) -> Symmetry:
+    """The symmetry that moves nothing."""
+    links = tuple(range(len(problem.topology.links)))
+    return Symmetry(tuple(range(problem.topology.ranks)), tuple(range(len(problem.collective.chunks))), links)
+
+
+def compose(a: Symmetry, b: Symmetry) -> Symmetry:
+    return Symmetry(
+        tuple(a.ranks[r] for r in b.ranks),
+        tuple(a.chunks[c] for c in b.chunks),
+        tuple(a.links[e] for e in b.links),
+    )
+
+
+def close(generators: Sequence[Symmetry], most: int = 4096) -> list[Symmetry] | None:
+    """All products, identity first; None when there are too many."""
+    group = {generators[0].links: generators[0]}
+    queue = [generators[0]]
+    while queue:
+        element = queue.pop()
+        for generator in generators[1:]:
+            product = compose(generator, element)
+            if product.links not in group:
+                group[product.links] = product
+                queue.append(product)
+                if len(group) > most:
+                    return None
+    first, *rest = group
+    return [group[first], *(group[key] for key in sorted(rest))]

@@ -37,7 +37,7 @@ def solve(
 ) -> Outcome:
     """Minimise a model. on_objective gets (objective, bound) at every improvement, in the solver's units.
 
-    The search runs in a thread of its own, so that the main thread can take Ctrl-C, which `should_stop` reports.
+    The search runs in a thread of its own, so that the main thread can take Ctrl-C (see `should_stop`).
     """
     solver = cp_model.CpSolver()
     parameters = solver.parameters

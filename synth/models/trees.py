@@ -67,7 +67,7 @@ class _Trees:
         self.problem = problem
         self.model = cp_model.CpModel()
         self.orbits: Orbits = orbits(problem)
-        self.unit = _unit(problem, upper_fs)
+        self.unit = common_unit(problem, upper_fs)
         self.horizon = upper_fs // self.unit
         self.time = self.model.new_int_var(min(lower_fs // self.unit, self.horizon), self.horizon, "time")
         self.used: dict[Hop, cp_model.IntVar] = {}
@@ -180,7 +180,7 @@ class _Trees:
         return found
 
     def _resources(self) -> None:
-        """No two messages at once on a link or port; equal constraints of symmetric resources are kept once."""
+        """No two messages at once on a link or port; equal constraints (symmetric resources) stand once."""
         costs = self.problem.costs
         on: dict[int, list[tuple[Hop, int]]] = {}
         for hop in self.orbits.hop:
@@ -355,13 +355,12 @@ class _Trees:
         return tuple(Transfer(e, (chunk,), op) for _, _, e, chunk, op in found)
 
 
-def _unit(problem: Problem, upper_fs: int) -> int:
-    """Greatest common divisor of all durations; coarser if huge (durations round DOWN, so that bounds hold)."""
+def common_unit(problem: Problem, upper_fs: int) -> int:
+    """Greatest common divisor of all durations; coarser if huge (they round DOWN, so that bounds hold)."""
     costs = problem.costs
-    unit = costs.reduce(1)
+    unit = gcd(costs.reduce_alpha_fs, costs.reduce_chunk_fs)
     for e in range(len(problem.topology.links)):
-        unit = gcd(unit, costs.transit(e, 1))
-        for _, per_chunk in costs.holds[e]:
-            unit = gcd(unit, costs.hold(e, per_chunk, 1))
+        unit = gcd(unit, costs.alpha_fs[e], costs.chunk_fs[e], costs.occupancy_fs[e])
+        unit = gcd(unit, *(per_chunk for _, per_chunk in costs.holds[e]))
     # Beyond 2^40 units the linear relaxation loses precision and nothing is gained.
     return max(unit, upper_fs >> 40, 1)

@@ -1,0 +1,123 @@
+"""Candidates of synthesis: ordered transfers at some chunking, timed the best way the schedulers know."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from taccl.profiles.topology import Topology
+from taccl.sketches.restrictions import Restrictions
+from taccl.synth.algorithm import Message
+from taccl.synth.collective import Collective
+from taccl.synth.cost import Costs
+from taccl.synth.problem import mirror, roots_of
+from taccl.synth.schedule import (
+    Transfer,
+    Unordered,
+    completion_fs,
+    time_batched,
+    time_by_priority,
+    time_in_order,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A complete schedule of one chunking."""
+
+    engine: str
+    collective: Collective
+    transfers: tuple[Transfer, ...]  # as timed, in order of start
+    messages: tuple[Message, ...]
+    time_fs: int
+
+
+def best_timing(
+    engine: str, topology: Topology, collective: Collective, costs: Costs, transfers: Sequence[Transfer]
+) -> Candidate | None:
+    """The quickest of the schedulers' results; None when the order of the list cannot be executed.
+
+    The non-delay schedule is preferred among equals: it is what a program's threadblocks do by themselves.
+    """
+    explicit = any(t.after is not None for t in transfers)
+    schedulers = [time_by_priority, time_in_order]
+    if not explicit and any(costs.occupancy_fs[t.link] for t in transfers):
+        schedulers.append(time_batched)
+    best: tuple[int, tuple[Message, ...]] | None = None
+    for scheduler in schedulers:
+        try:
+            messages = scheduler(topology, collective, costs, transfers)
+        except Unordered:
+            return None
+        if explicit and not _exchanges_hold(costs, transfers, messages):
+            continue
+        time_fs = completion_fs(costs, messages)
+        if best is None or time_fs < best[0]:
+            best = (time_fs, messages)
+    if best is None:
+        return None
+    return Candidate(engine, collective, tuple(transfers), best[1], best[0])
+
+
+def _exchanges_hold(costs: Costs, transfers: Sequence[Transfer], messages: Sequence[Message]) -> bool:
+    """Whether every message with explicit predecessors starts with exactly these digested at its source.
+
+    A partner's half of an exchange must not have been reduced into the data before the own half leaves.
+    """
+    start_of = {(m.link, m.chunks, m.op): m for m in messages}
+    if len(start_of) != len(messages):
+        return False
+    timed = [start_of[t.link, tuple(sorted(t.chunks)), t.op] for t in transfers]
+    for transfer, message in zip(transfers, timed, strict=True):
+        if transfer.after is None:
+            continue
+        before = set(transfer.after)
+        for index, other in enumerate(timed):
+            into_source = other.dst == message.src and not set(other.chunks).isdisjoint(message.chunks)
+            if into_source and index not in before:
+                digested = other.end_fs + (costs.reduce(len(other.chunks)) if other.op == "reduce" else 0)
+                if digested <= message.start_fs:
+                    return False
+    return True
+
+
+def obeys(
+    restrictions: Restrictions, topology: Topology, collective: Collective, messages: Sequence[Message]
+) -> bool:
+    """Whether a schedule keeps all binding rules of a sketch; engines that know none are judged by this."""
+    roots = roots_of(collective)
+    for rule in restrictions.rules:
+        mirrored = mirror(topology, rule.links)
+        if rule.kind == "forbid-links":
+            if any(m.link in (rule.links if m.op == "copy" else mirrored) for m in messages):
+                return False
+        elif rule.kind == "forbid-routes":
+            back = {(rank, e) for rank, link in rule.routes for e in mirror(topology, [link])}
+            for m in messages:
+                routes = rule.routes if m.op == "copy" else back
+                if any((rank, m.link) in routes for c in m.chunks for rank in roots[c]):
+                    return False
+        elif rule.kind == "cap":
+            for op in ("copy", "reduce"):
+                for link in rule.links:
+                    if sum(len(m.chunks) for m in messages if m.link == link and m.op == op) > rule.limit:
+                        return False
+        elif rule.kind == "own-first" and not _own_first(rule.links, topology, roots, messages):
+            return False
+    return True
+
+
+def _own_first(
+    links: frozenset[int], topology: Topology, roots: Sequence[tuple[int, ...]], messages: Sequence[Message]
+) -> bool:
+    foreign_start: dict[int, int] = {}
+    own_start: dict[int, int] = {}
+    for m in messages:
+        if m.link not in links or m.op != "copy":
+            continue
+        own = [topology.links[m.link].src in roots[c] for c in m.chunks]
+        if not all(own):
+            foreign_start[m.link] = min(foreign_start.get(m.link, m.start_fs), m.start_fs)
+        if any(own):
+            own_start[m.link] = max(own_start.get(m.link, 0), m.start_fs)
+    return all(own_start[e] <= foreign_start.get(e, own_start[e]) for e in own_start)

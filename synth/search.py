@@ -1,0 +1,250 @@
+"""The search behind one request: what was tried, the best so far, and how much time is left.
+
+Stages share this state: `Search.offer` times a list of transfers, keeps it when it is the best and obeys the
+sketch; `Search.left` says how much of the budget remains. Limits handed to CP-SAT are deterministic.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from taccl.profiles.topology import Topology, reverse
+from taccl.sketches.restrictions import Permutation, Restrictions
+from taccl.synth.candidates import Candidate, best_timing, obeys
+from taccl.synth.collective import Collective
+from taccl.synth.engines.greedy import greedy, tastes
+from taccl.synth.models.messages import solve_messages
+from taccl.synth.models.orbits import close, identity
+from taccl.synth.models.packing import pack_trees, refine
+from taccl.synth.models.solver import Limits
+from taccl.synth.models.trees import TreeSolution, solve_trees
+from taccl.synth.problem import Layer, Problem, Symmetry, problem, with_symmetry
+from taccl.synth.schedule import Transfer
+
+Build = Callable[[int], Collective]  # partition -> collective
+
+# Beyond this many (chunk, link) pairs the timed model finds nothing in the time people wait.
+MOST_TREE_HOPS = 40_000
+MOST_SLOT_VARIABLES = 40_000
+# Beyond this many messages lowering would need more channels and steps than a GPU has.
+MOST_MESSAGES = 4_000
+
+
+@dataclass(slots=True)
+class Search:
+    """One request being worked on; mutable on purpose, and alive only inside `synthesise`."""
+
+    topology: Topology
+    build: Build
+    size_bytes: int
+    restrictions: Restrictions
+    generators: tuple[Permutation, ...]
+    lower_fs: int
+    target_gap: float
+    workers: int
+    seed: int
+    budget_s: float
+    report: Callable[[str, int | None], None]  # (stage, best time in fs)
+    should_stop: Callable[[], bool]
+    began: float = field(default_factory=time.monotonic)
+    spent_deterministic_s: float = 0.0
+    best: Candidate | None = None
+    best_of: dict[int, Candidate] = field(default_factory=dict)  # by partition
+    bounds: dict[int, int] = field(default_factory=dict)  # by partition: what a model proved at this chunking
+    proven: dict[int, bool] = field(default_factory=dict)
+
+    def left_s(self) -> float:
+        """Wall-clock seconds until the request's limit."""
+        return self.budget_s - (time.monotonic() - self.began)
+
+    def finished(self) -> bool:
+        """Proof, target gap, time limit or the user's word."""
+        if self.should_stop() or self.left_s() <= 0:
+            return True
+        if self.best is None:
+            return False
+        return self.best.time_fs - self.lower_fs <= max(0.0, self.target_gap) * self.best.time_fs
+
+    def problem(self, partition: int) -> Problem:
+        """The problem at a chunking, with those symmetries that it has."""
+        stated = problem(self.topology, self.build(partition), self.size_bytes, self.restrictions)
+        return with_symmetry(stated, self.generators)[0]
+
+    def offer(self, engine: str, p: Problem, transfers: Sequence[Transfer]) -> Candidate | None:
+        """Time transfers; remember them when they obey the sketch. Returns the candidate if acceptable."""
+        candidate = best_timing(engine, self.topology, p.collective, p.costs, transfers)
+        if candidate is None or not obeys(self.restrictions, self.topology, p.collective, candidate.messages):
+            return None
+        known = self.best_of.get(p.collective.partition)
+        if known is None or candidate.time_fs < known.time_fs:
+            self.best_of[p.collective.partition] = candidate
+        if self.best is None or candidate.time_fs < self.best.time_fs:
+            self.best = candidate
+            self.report(f"{engine}, {p.collective.partition} per block", candidate.time_fs)
+        return candidate
+
+    def limits(self, deterministic_s: float) -> Limits:
+        """CP-SAT limits for a stage that may use so many deterministic seconds."""
+        return Limits(deterministic_s, max(0.5, self.left_s()), self.workers, self.seed)
+
+    def greedy(self, p: Problem, passes: int) -> None:
+        """Greedy trees in several tastes, with and without the symmetry."""
+        group: list[Symmetry] = (close([identity(p), *p.symmetries], 256) or []) if p.symmetries else []
+        for taste in tastes(passes, self.seed):
+            if self.finished():
+                return
+            for images in [group, []] if len(group) > 1 else [[]]:
+                grown = greedy(p, taste, images)
+                if grown is not None:
+                    self.offer("greedy", p, grown)
+
+    def pipeline(self, candidate: Candidate, engine: str) -> None:
+        """Cut every chunk of a candidate finer and keep its routes, as long as that pays."""
+        if any(t.after is not None for t in candidate.transfers):
+            return
+        parts, last = 2, candidate.time_fs
+        while len(candidate.transfers) * parts <= MOST_MESSAGES and not self.finished():
+            finer = problem(
+                self.topology,
+                self.build(candidate.collective.partition * parts),
+                self.size_bytes,
+                self.restrictions,
+            )
+            times = []
+            for by_part in (True, False):
+                split = refine(candidate.transfers, parts, finer.collective, by_part)
+                offered = self.offer(engine, finer, split)
+                if offered:
+                    times.append(offered.time_fs)
+            if not times or min(times) > last:
+                return
+            last = min(times)
+            parts *= 2
+
+    def pack(self, partition: int, deterministic_s: float) -> None:
+        """M3: trees by load, then pipelined."""
+        p = self.problem(partition)
+        if _hops(p) > MOST_TREE_HOPS:
+            return
+        known = self.best_of.get(partition)
+        hint = known.transfers if known else ()
+        packed = pack_trees(p, self.limits(deterministic_s), hint, self.should_stop)
+        if packed:
+            offered = self.offer("cp-sat", p, packed)
+            if offered:
+                self.pipeline(replace(offered, transfers=tuple(packed)), "cp-sat")
+
+    def trees(self, partition: int, deterministic_s: float, symmetric: bool) -> None:
+        """M1: timed trees at one chunking, from the best schedule known there."""
+        p = self.problem(partition)
+        if not symmetric:
+            p = replace(p, symmetries=())
+        known = self.best_of.get(partition)
+        if known is None or _hops(p) > MOST_TREE_HOPS:
+            return
+        single = best_timing("cp-sat", self.topology, p.collective, p.costs, _one_chunk_each(known.transfers))
+        if single is None:
+            return
+        found = solve_trees(
+            p,
+            single.time_fs,
+            self.lower_fs,
+            self.limits(deterministic_s),
+            single.messages,
+            self._improved(partition),
+            self.should_stop,
+        )
+        self._take("cp-sat", p, found, exact=not p.symmetries and not _may_batch(p))
+
+    def messages(self, partition: int, deterministic_s: float) -> None:
+        """M2: batched messages, for each layer on its own; an allreduce joins the two."""
+        p = self.problem(partition)
+        known = self.best_of.get(partition)
+        if known is None:
+            return
+        joined: list[Transfer] = []
+        for number, layer in enumerate(p.layers):
+            single = _alone(p, number)
+            ops = "reduce" if layer.kind == "collect" else "copy"
+            own = [t for t in known.transfers if t.op == ops and t.after is None]
+            # A collect layer is solved as a spread on the turned links, so its hint runs backwards.
+            hint = [replace(t, op="copy") for t in (reversed(own) if ops == "reduce" else own)]
+            seed = best_timing("cp-sat", single.topology, single.collective, single.costs, hint)
+            if seed is None:
+                return
+            best, best_fs = tuple(Transfer(m.link, m.chunks) for m in seed.messages), seed.time_fs
+            # Few slots first: small models, and in this regime few messages are what is wanted.
+            for slots in (2, 3, 4, 6):
+                if _hops(single) * slots > MOST_SLOT_VARIABLES or self.finished():
+                    break
+                limits = self.limits(deterministic_s / (4 * len(p.layers)))
+                found = solve_messages(
+                    single,
+                    slots,
+                    best_fs,
+                    0,
+                    limits,
+                    seed.messages,
+                    self._improved(partition),
+                    self.should_stop,
+                )
+                if not found.transfers:
+                    continue
+                timed = best_timing(
+                    "cp-sat", single.topology, single.collective, single.costs, found.transfers
+                )
+                if timed is not None and timed.time_fs < best_fs:
+                    best, best_fs = found.transfers, timed.time_fs
+            transfers = best
+            if ops == "reduce":
+                joined += [Transfer(t.link, t.chunks, "reduce") for t in reversed(transfers)]
+            else:
+                joined += transfers
+        self.offer("cp-sat", p, joined)
+
+    def _improved(self, partition: int) -> Callable[[int, int], None]:
+        return lambda time_fs, _: self.report(f"cp-sat, {partition} per block", None)
+
+    def _take(self, engine: str, p: Problem, found: TreeSolution, exact: bool) -> None:
+        partition = p.collective.partition
+        if found.transfers:
+            self.offer(engine, p, found.transfers)
+        if exact:
+            self.bounds[partition] = max(self.bounds.get(partition, 0), found.bound_fs)
+
+
+def _hops(p: Problem) -> int:
+    order = len(close([identity(p), *p.symmetries], 256) or []) or 1
+    return sum(len(usable) for layer in p.layers for usable in layer.usable) // order
+
+
+def _may_batch(p: Problem) -> bool:
+    """Whether a message of several chunks can be cheaper than several messages."""
+    return any(p.costs.occupancy_fs[e] for layer in p.layers for usable in layer.usable for e in usable)
+
+
+def _one_chunk_each(transfers: Sequence[Transfer]) -> list[Transfer]:
+    return [replace(t, chunks=(c,), after=None) for t in transfers for c in t.chunks]
+
+
+def _alone(p: Problem, number: int) -> Problem:
+    """One layer as a spread problem of its own, on turned links if it collects."""
+    layer = p.layers[number]
+    topology = p.topology if layer.kind == "spread" else reverse(p.topology)
+    spread = replace(layer, kind="spread")
+    return Problem(topology, _as_spread(p.collective, spread), p.costs, (spread,), (), p.symmetries)
+
+
+def _as_spread(collective: Collective, layer: Layer) -> Collective:
+    """The collective whose chunks start at the layer's roots and are wanted by its targets."""
+    chunks = tuple(
+        replace(
+            chunk,
+            sources=tuple((rank, 0) for rank in roots),
+            destinations=tuple((rank, 0) for rank in targets),
+        )
+        for chunk, roots, targets in zip(collective.chunks, layer.roots, layer.targets, strict=True)
+    )
+    return replace(collective, chunks=chunks, combining=False)
