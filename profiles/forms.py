@@ -237,7 +237,7 @@ class ListOf:
             node.error("Y108", f"expected a list of {bounds} items, found {len(node.items)}")
             return None
         values = [self.item.read(item) for item in node.items]
-        if None in values and not isinstance(self.item, (Record, Row)):
+        if None in values and not _is_compound(self.item):
             return None
         return [value for value in values if value is not None]
 
@@ -447,6 +447,13 @@ class Either:
 
 
 Form = Integer | Number | Boolean | Text | ListOf | MapOf | Record | Row | Either
+
+
+def _is_compound(form: Form) -> bool:
+    """Whether every value of the form has parts of its own, each with its own errors."""
+    if isinstance(form, Either):
+        return all(_is_compound(option) for option in form.forms)
+    return isinstance(form, (Record, Row))
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

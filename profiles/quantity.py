@@ -10,7 +10,7 @@ from fractions import Fraction
 
 from taccl.profiles.yaml_reader import MAX_DIGITS, shorten
 
-MAX_EXPONENT = 30
+MAX_EXPONENT = 400  # covers every float; larger ones are a mistake, or meant to make reading slow
 
 _TIMES_US = {
     "ns": Fraction(1, 1000),
@@ -50,7 +50,7 @@ def quantity(text: str, unit: str) -> Fraction:
 
     Raises ValueError with a sentence. Exponents and lengths are limited, so that no text makes it slow.
     """
-    if len(text) > MAX_DIGITS + 20:
+    if len(text) > 2 * MAX_DIGITS + 20:
         raise ValueError(f"expected {UNIT_WORDS[unit]}, found {len(text)} characters")
     found = _NUMBER.fullmatch(text.strip())
     digits = (found["whole"] + (found["part"] or "")) if found else ""
