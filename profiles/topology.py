@@ -125,7 +125,9 @@ class Topology:
             if len(set(link.ports)) != len(link.ports):
                 raise ValueError(f"{where}: a port stands twice")
         for nic in self.nics:
-            if not (0 <= nic.node < len(self.nodes) and {nic.out_port, nic.in_port} <= set(range(len(names)))):
+            if not (
+                0 <= nic.node < len(self.nodes) and {nic.out_port, nic.in_port} <= set(range(len(names)))
+            ):
                 raise ValueError(f"NIC {nic.name}: its node or a port does not exist")
 
 

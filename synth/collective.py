@@ -60,7 +60,10 @@ class Collective:
         for index, chunk in enumerate(self.chunks):
             if not chunk.sources or not chunk.destinations:
                 raise ValueError(f"chunk {index} has no source or no destination")
-            for pairs, lengths in ((chunk.sources, self.input_chunks), (chunk.destinations, self.output_chunks)):
+            for pairs, lengths in (
+                (chunk.sources, self.input_chunks),
+                (chunk.destinations, self.output_chunks),
+            ):
                 for rank, offset in pairs:
                     if not (0 <= rank < self.ranks and 0 <= offset < lengths[rank]):
                         raise ValueError(f"chunk {index}: rank {rank} offset {offset} is out of range")
@@ -82,7 +85,9 @@ def build(
     Raises ValueError for an unknown name or arguments out of range.
     """
     if name not in NAMES or name == "custom":
-        raise ValueError(f"unknown collective {name!r}; known: {', '.join(n for n in NAMES if n != 'custom')}")
+        raise ValueError(
+            f"unknown collective {name!r}; known: {', '.join(n for n in NAMES if n != 'custom')}"
+        )
     if ranks < 1 or partition < 1 or not 0 <= root < ranks:
         raise ValueError("ranks and partition must be at least 1, the root a rank")
     n, k = ranks, partition
@@ -100,9 +105,7 @@ def build(
         chunks = [Chunk(tuple((s, r * k + j) for s in every), ((r, j),)) for r in every for j in range(k)]
         inputs, outputs, inplace = [n * k] * n, [k] * n, [(0, r * k) for r in every]
     elif name == "alltoall":
-        chunks = [
-            Chunk(((s, d * k + j),), ((d, s * k + j),)) for s in every for d in every for j in range(k)
-        ]
+        chunks = [Chunk(((s, d * k + j),), ((d, s * k + j),)) for s in every for d in every for j in range(k)]
         inputs, outputs, inplace = [n * k] * n, [n * k] * n, same
     elif name == "alltoallv":
         if demand is None or len(demand) != n or any(len(row) != n or min(row) < 0 for row in demand):

@@ -7,6 +7,7 @@
     ├── Infeasible                 4    no algorithm obeys the sketch; carries the conflicting rules
     ├── NoSolutionInTime           5    the time limit passed before a first algorithm
     ├── EnvironmentProblem         6    no MPI, no GPU, a library that cannot be loaded
+    ├── RunFailed                 86    a rank of a job died, stalled or runs something else
     └── Interrupted              130    Ctrl-C with nothing worth keeping
 
 The command line prints the message (never a traceback) and exits with `exit_code`.
@@ -95,6 +96,12 @@ class EnvironmentProblem(TacclError):
     """Something this machine lacks: MPI, a GPU, a library, a right."""
 
     exit_code = 6
+
+
+class RunFailed(TacclError):
+    """A rank of a job died, stalled or runs another program; the whole job is ended."""
+
+    exit_code = 86
 
 
 class Interrupted(TacclError):
