@@ -1,0 +1,145 @@
+"""Exact certificates: weights on resources that prove a time, whoever found the weights.
+
+In a deadline T resource R carries at most (T - offset_R)^+ ticks of useful data. So for any weights w >= 0
+
+    sum_R w_R (T - offset_R)^+  >=  sum_links length(l) * chunks over l,   length(l) = sum_{R held by l} w_R beta_R,
+
+and the right side is at least what the demand needs: by rows (chunks that must cross a set of links) when
+the lengths cover the rows' multipliers, or by shortest paths when no two destinations share data. The least
+T that satisfies the inequality is a bound. Floating-point solvers only suggest weights; here they are
+rounded to rationals, repaired where rounding broke a condition, and evaluated in whole numbers.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+from taccl.synth.bounds.network import UNREACHABLE, Network
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """At least `demand` chunks must cross `links`, because data has to get into (or out of) `ranks`."""
+
+    links: tuple[int, ...]
+    demand: int
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """A proven time in ticks, the resource weights and the rows (with multipliers) that prove it."""
+
+    time: Fraction
+    weights: tuple[tuple[int, Fraction], ...]  # (resource, weight > 0)
+    rows: tuple[tuple[Row, Fraction], ...] = ()
+
+
+def least_deadline(weights: Mapping[int, Fraction], offsets: Sequence[int], needed: Fraction) -> Fraction:
+    """The least T >= 0 with sum_R w_R (T - offset_R)^+ >= needed; UNREACHABLE when no T has it."""
+    if needed <= 0:
+        return Fraction(0)
+    slope = shift = Fraction(0)
+    steps = sorted((offsets[r], w) for r, w in weights.items() if w > 0 and offsets[r] < UNREACHABLE)
+    for index, (offset, weight) in enumerate(steps):
+        slope += weight
+        shift += weight * offset
+        time = (needed + shift) / slope
+        if index + 1 == len(steps) or time <= steps[index + 1][0]:
+            return time
+    return Fraction(UNREACHABLE)
+
+
+def by_rows(
+    network: Network,
+    offsets: Sequence[int],
+    multipliers: Sequence[tuple[Row, Fraction]],
+    weights: Mapping[int, Fraction],
+) -> Certificate:
+    """The time that rows prove. Where the lengths do not cover the rows, weights are raised until they do."""
+    used: dict[int, Fraction] = {}
+    for row, multiplier in multipliers:
+        for link in row.links:
+            used[link] = used.get(link, Fraction(0)) + multiplier
+    raised = {r: w for r, w in weights.items() if w > 0}
+    for link in sorted(used):
+        length = sum((raised.get(r, Fraction(0)) * network.beta[r] for r in network.holds[link]), Fraction(0))
+        if length < used[link]:
+            # The resource that opens last counts least.
+            latest = max(network.holds[link], key=lambda r: (offsets[r], -r))
+            raised[latest] = raised.get(latest, Fraction(0)) + (used[link] - length) / network.beta[latest]
+    needed = sum((multiplier * row.demand for row, multiplier in multipliers), Fraction(0))
+    kept = tuple((row, m) for row, m in multipliers if m > 0)
+    return Certificate(least_deadline(raised, offsets, needed), tuple(sorted(raised.items())), kept)
+
+
+def by_paths(
+    network: Network,
+    offsets: Sequence[int],
+    demand: Mapping[tuple[int, int], int],
+    weights: Mapping[int, Fraction],
+    closed: Sequence[int],
+) -> Certificate:
+    """The time that shortest paths prove for demand[source, destination] chunks of unshared data.
+
+    Links that hold a `closed` resource (one that opens only after the times under test) count as very long.
+    """
+    scale = 1
+    for weight in weights.values():
+        scale = scale * weight.denominator // _gcd(scale, weight.denominator)
+    whole = {r: int(w * scale) for r, w in weights.items() if w > 0}
+    length = [sum(whole.get(r, 0) * network.beta[r] for r in held) for held in network.holds]
+    far = 1 + sum(length)
+    shut = set(closed)
+    for link, held in enumerate(network.holds):
+        blocking = [r for r in held if r in shut]
+        if blocking:
+            latest = max(blocking, key=lambda r: (offsets[r], -r))
+            whole[latest] = max(whole.get(latest, 0), -(-far // network.beta[latest]))
+    length = [sum(whole.get(r, 0) * network.beta[r] for r in held) for held in network.holds]
+    into: list[list[tuple[int, int]]] = [[] for _ in range(network.ranks)]
+    for link, (a, b) in enumerate(network.ends):
+        into[b].append((a, length[link]))
+    needed = 0
+    by_destination: dict[int, list[tuple[int, int]]] = {}
+    for (source, destination), chunks in sorted(demand.items()):
+        by_destination.setdefault(destination, []).append((source, chunks))
+    for destination, wanted in by_destination.items():
+        distance = {destination: 0}
+        queue = [(0, destination)]
+        while queue:
+            so_far, rank = heapq.heappop(queue)
+            if so_far > distance[rank]:
+                continue
+            for other, step in into[rank]:
+                if so_far + step < distance.get(other, UNREACHABLE * far):
+                    distance[other] = so_far + step
+                    heapq.heappush(queue, (so_far + step, other))
+        if any(source not in distance for source, _ in wanted):
+            return Certificate(Fraction(UNREACHABLE), ())
+        needed += sum(chunks * distance[source] for source, chunks in wanted)
+    final = {r: Fraction(w, scale) for r, w in whole.items() if w > 0}
+    return Certificate(
+        least_deadline(final, offsets, Fraction(needed, scale)), tuple(sorted(final.items()))
+    )  # fmt: skip
+
+
+def roundings(values: Sequence[float]) -> list[list[Fraction]]:
+    """Rational readings of a float vector: ratios of small numbers, and plain binary rounding."""
+    largest = max((abs(v) for v in values), default=0.0)
+    if largest == 0.0:
+        return [[Fraction(0)] * len(values)]
+    scaled = [max(0.0, v / largest) for v in values]
+    return [
+        [Fraction(v).limit_denominator(2520) if v > 1e-9 else Fraction(0) for v in scaled],
+        [Fraction(round(v * 2**40), 2**40) for v in scaled],
+    ]
+
+
+def _gcd(a: int, b: int) -> int:
+    while b:
+        a, b = b, a % b
+    return a

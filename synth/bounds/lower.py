@@ -1,0 +1,207 @@
+"""The bounds of one collective, gathered: which arguments apply, and the strongest of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+from taccl.profiles.topology import Topology
+from taccl.synth.bounds import commodities, loads
+from taccl.synth.bounds.bound import Bottleneck, Bound, Crossing, ranks_text, strongest
+from taccl.synth.bounds.certificate import Certificate, Row
+from taccl.synth.bounds.loads import Sink
+from taccl.synth.bounds.network import UNREACHABLE, Network, distances, fluid, offsets
+from taccl.synth.collective import Collective
+
+Wants = dict[tuple[frozenset[int], frozenset[int]], int]
+
+
+def lower_bound(topology: Topology, collective: Collective, size_bytes: int) -> Bound:
+    """A time that no algorithm for the collective beats on this topology, however it cuts the data.
+
+    Holds for every chunking, routing, order and batching under the cost model of `taccl.synth.cost`; the
+    proofs are in docs/bounds.md. size_bytes is the nccl-tests size. Raises ValueError when the ranks differ
+    or some data cannot reach its destination at all.
+    """
+    if topology.ranks != collective.ranks:
+        raise ValueError(f"the collective is for {collective.ranks} ranks, the topology has {topology.ranks}")
+    wants = wanted(collective)
+    if size_bytes <= 0 or not wants:
+        return Bound(0, "nothing has to be moved")
+    return bounds_on(fluid(topology, collective.chunk_bytes(size_bytes)), collective, wants)
+
+
+def wanted(collective: Collective) -> Wants:
+    """How many chunks go from which ranks to which; ranks that need nothing moved are left out.
+
+    Combining chunks count their contributors as sources. A destination that already has a copy is dropped.
+    """
+    wants: Wants = {}
+    for chunk in collective.chunks:
+        sources = frozenset(rank for rank, _ in chunk.sources)
+        destinations = frozenset(rank for rank, _ in chunk.destinations)
+        if not collective.combining:
+            destinations -= sources
+        if destinations and (len(sources | destinations) > 1):
+            wants[sources, destinations] = wants.get((sources, destinations), 0) + 1
+    return wants
+
+
+def bounds_on(network: Network, collective: Collective, wants: Wants) -> Bound:
+    """Every bound on one network (fluid or whole chunks), the strongest chosen."""
+    found = [distance_bound(network, collective.combining, wants)]
+    floor = _ticks(network, found[0])
+    found += sink_bounds(network, collective.combining, wants, floor)
+    found += shared_bounds(network, collective, wants, floor)
+    return strongest(found)
+
+
+def distance_bound(network: Network, combining: bool, wants: Wants) -> Bound:
+    """Data cannot arrive before the quickest path lets it; each hop pays at least its alpha."""
+    best, where = 0, ""
+    memo: dict[frozenset[int], list[int]] = {}
+    for sources, destinations in sorted(wants, key=lambda w: (sorted(w[0]), sorted(w[1]))):
+        # A combined value needs every contribution, a copied one the nearest source.
+        starts = [frozenset({s}) for s in sorted(sources)] if combining else [sources]
+        for start in starts:
+            if start not in memo:
+                memo[start] = distances(network, start)
+            for destination in sorted(destinations):
+                if memo[start][destination] > best:
+                    best = memo[start][destination]
+                    where = f"from {ranks_text(tuple(sorted(start)))} to rank {destination}"
+    if best >= UNREACHABLE:
+        raise ValueError(f"no path leads {where}: the collective cannot run on this topology")
+    return Bound(network.to_fs(best), f"latency of the path {where}" if where else "latency")
+
+
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """Demand seen from one rank: what must reach it, or (leaving) what must get away from it."""
+
+    sink: Sink
+    leaving: bool
+    combined: bool
+
+
+def sides(combining: bool, wants: Wants, ranks: int) -> list[_Side]:
+    """For each rank what must reach it and what must leave it, each as a flow to one sink.
+
+    Entering: chunks wanted there. Of a combining chunk all contributions reach the destination, but may
+    travel as one: as a flow it counts once, from whichever contributor. Leaving: chunks that others want
+    from this rank alone; which of several destinations gets it first is left open.
+    """
+    result = []
+    for rank in range(ranks):
+        entering: dict[frozenset[int], int] = {}
+        leaving: dict[frozenset[int], int] = {}
+        for (sources, destinations), chunks in wants.items():
+            if rank in destinations:
+                if not combining:
+                    entering[sources] = entering.get(sources, 0) + chunks
+                elif sources - {rank}:
+                    others = frozenset({min(sources - {rank})})
+                    entering[others] = entering.get(others, 0) + chunks
+            only_here = rank in sources and (combining or len(sources) == 1)
+            if only_here and destinations - {rank}:
+                targets = destinations - {rank}
+                if combining and rank in destinations:
+                    targets = frozenset({min(targets)})
+                leaving[targets] = leaving.get(targets, 0) + chunks
+        if entering:
+            result.append(_Side(Sink(rank, entering), False, combining))
+        if leaving:
+            result.append(_Side(Sink(rank, leaving), True, combining))
+    return result
+
+
+def sink_bounds(network: Network, combining: bool, wants: Wants, floor: Fraction) -> list[Bound]:
+    """For every rank the flow that must reach it and the flow that must leave it, with head and tail."""
+    turned = [(b, a) for a, b in network.ends]
+    found = []
+    for side in sides(combining, wants, network.ranks):
+        sink = side.sink
+        others = frozenset().union(*sink.groups)
+        if side.leaving:
+            head = distances(network, [sink.rank])
+            tail = distances(network, others, backwards=True)
+        else:
+            head = distances(network, others)
+            tail = distances(network, [sink.rank], backwards=True)
+        when = offsets(network, head, tail)
+        proof = loads.least_time(network, when, turned if side.leaving else network.ends, [sink], floor)
+        if proof is not None:
+            found.append(_named(network, proof, when, "max-flow cut", side.leaving))
+    return found
+
+
+def shared_bounds(network: Network, collective: Collective, wants: Wants, floor: Fraction) -> list[Bound]:
+    """Bounds that see how all destinations compete for the same resources."""
+    ranks = range(network.ranks)
+    head = distances(network, frozenset().union(*(s for s, _ in wants)))
+    tail = distances(network, frozenset().union(*(d for _, d in wants)), backwards=True)
+    when = offsets(network, head, tail)
+    if collective.combining and any(len(d) > 1 for _, d in wants):
+        everyone = frozenset(ranks)
+        total = sum(chunks for (s, d), chunks in wants.items() if s == everyone and d == everyone)
+        pairs = [Sink(r, {frozenset({0}): total}) for r in ranks if r] if total else []
+        pairs += [Sink(0, {frozenset({r}): total}) for r in ranks if r] if total else []
+        proof = loads.least_time(network, when, network.ends, pairs, floor, gossip_rows(network, total))
+        return [_named(network, proof, when, "gossip", False)] if proof else []
+    if all(len(d) == 1 for _, d in wants) and not collective.combining:
+        demand = {(min(s), min(d)): 0 for s, d in wants if len(s) == 1}
+        for (s, d), chunks in wants.items():
+            if len(s) == 1:
+                demand[min(s), min(d)] += chunks
+        proof = commodities.least_time(network, when, demand, floor)
+        return [_named(network, proof, when, "multicommodity flow", False)] if proof else []
+    facing = [
+        s for s in sides(collective.combining, wants, network.ranks) if s.leaving == collective.combining
+    ]
+    if len(facing) < 2:
+        return []
+    ends = [(b, a) for a, b in network.ends] if collective.combining else network.ends
+    proof = loads.least_time(network, when, ends, [side.sink for side in facing], floor)
+    return [_named(network, proof, when, "tree packing", collective.combining)] if proof else []
+
+
+def gossip_rows(network: Network, chunks: int) -> list[Row]:
+    """Everybody learns everything of `chunks` chunks: 2(M-1) crossings each for M groups (Harary, Schwenk).
+
+    The first group that knows all has had M-1 crossings before; each other group needs one more after it.
+    """
+    rows = []
+    partitions: list[Sequence[tuple[int, ...]]] = [[(r,) for r in range(network.ranks)]]
+    if 1 < len(network.nodes) < network.ranks:
+        partitions.append(network.nodes)
+    for groups in partitions:
+        group_of = {rank: number for number, group in enumerate(groups) for rank in group}
+        links = tuple(e for e, (a, b) in enumerate(network.ends) if group_of[a] != group_of[b])
+        if chunks and len(groups) > 1:
+            rows.append(Row(links, 2 * (len(groups) - 1) * chunks, ()))
+    return rows
+
+
+def _ticks(network: Network, bound: Bound) -> Fraction:
+    return Fraction(bound.time_fs * network.ticks_per_us, 10**9)
+
+
+def _named(network: Network, proof: Certificate, when: Sequence[int], kind: str, leaving: bool) -> Bound:
+    weights = sorted(proof.weights, key=lambda item: (-item[1] * network.beta[item[0]], item[0]))
+    heaviest = weights[0][1] * network.beta[weights[0][0]] if weights else Fraction(1)
+    crossing = tuple(
+        Crossing(
+            network.names[r], r, float(w * network.beta[r] / heaviest), network.to_us(when[r])
+        )  # fmt: skip
+        for r, w in weights
+    )
+    main = max(proof.rows, key=lambda item: item[1] * item[0].demand, default=None)
+    ranks: tuple[int, ...] = ()
+    if main is not None and main[1] * main[0].demand * 2 > sum(m * row.demand for row, m in proof.rows):
+        ranks = main[0].ranks
+    names = [c.resource for c in crossing[:3]]
+    resources = ", ".join(names) + (f" and {len(crossing) - 3} more" if len(crossing) > 3 else "")
+    way = f" {'out of' if leaving else 'into'} {ranks_text(ranks)}" if ranks else ""
+    bottleneck = Bottleneck(ranks, leaving, float(main[0].demand) if main and ranks else 0.0, crossing)
+    return Bound(network.to_fs(proof.time), f"{kind}{way} ({resources})", bottleneck)
