@@ -1,0 +1,1 @@
+"""Emulated clusters: several nodes with shaped links between them on one machine."""
