@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -109,7 +110,7 @@ def _profile(
     found = survey(prober, QUICK if quick else FULL, sizes, _progress())
     prober.close()
     result = topology(found, name, f"taccl profile: {about}")
-    write_topology(result, output)
+    Path(output).write_text(write_topology(result), encoding="utf-8")
     if as_json:
         click.echo(json.dumps(document(found, result), indent=2))
     else:
