@@ -96,7 +96,7 @@ class Bound:
         self._ranks = collective.ranks
         self._op = op
         self._xp = xp
-        self._user = buffers
+        self.user = buffers
         self._layout = layout
         self._inner = buffers
         self._transport = transport
@@ -136,7 +136,7 @@ class Bound:
     def start(self) -> None:
         """Begin a run; `executor.advance()` until `executor.done`, then `finish`."""
         if self._layout.padded:
-            chunk, source, target = self._layout.chunk_elements, self._user.input, self._inner.input
+            chunk, source, target = self._layout.chunk_elements, self.user.input, self._inner.input
             for index, first, last in self._input_pieces:
                 target[index * chunk : index * chunk + last - first] = source[first:last]
         self.executor.start()
@@ -144,11 +144,11 @@ class Bound:
     def finish(self) -> None:
         """End a run: the result is in the user's output."""
         if self._layout.padded:
-            chunk, source, target = self._layout.chunk_elements, self._inner.output, self._user.output
+            chunk, source, target = self._layout.chunk_elements, self._inner.output, self.user.output
             for index, first, last in self._output_pieces:
                 target[first:last] = source[index * chunk : index * chunk + last - first]
         if self._divides:
-            divide(self._user.output, self._ranks)
+            divide(self.user.output, self._ranks)
         if self._layout.padded or self._divides:
             self._transport.flush()
 

@@ -67,16 +67,15 @@ class Executor:
             request = None
             if op.kind == "send":
                 request = transport.send(view(op.src), op.peer, op.tag)
-                self._action.append(request.Start)
+                action = request.Start
             elif op.kind == "recv":
                 request = transport.recv(view(op.dst), op.peer, op.tag)
-                self._action.append(request.Start)
+                action = request.Start
             elif op.kind == "copy":
-                self._action.append(functools.partial(xp.copyto, view(op.dst), view(op.src)))
+                action = functools.partial(xp.copyto, view(op.dst), view(op.src))
             else:
-                self._action.append(
-                    functools.partial(combine, view(op.src), view(op.received), out=view(op.dst))
-                )
+                action = functools.partial(combine, view(op.src), view(op.received), out=view(op.dst))
+            self._action.append(action)
             self._request.append(request)
             line = (op.kind, op.peer, op.channel)
             self._line.append(-1 if request is None else lines.setdefault(line, len(lines)))
@@ -141,7 +140,8 @@ class Executor:
 
     def waiting(self) -> list[Operation]:
         """The messages that are started and not finished, the first of each connection, in step order."""
-        heads = sorted(queue[0] for queue in self._outstanding if queue)
+        # Copies, because the watchdog's thread asks too, while the run may go on.
+        heads = sorted(queue[0] for queue in map(list, self._outstanding) if queue)
         return [self._operations[index] for index in heads]
 
     def describe(self) -> str:

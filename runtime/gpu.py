@@ -10,7 +10,11 @@ import functools
 import warnings
 from typing import Any
 
+import numpy as np
+
 from taccl.errors import EnvironmentProblem, UsageError
+
+Array = np.ndarray[Any, Any]
 
 DEVICES = ("auto", "host", "cuda")
 
@@ -71,3 +75,36 @@ def select(local_rank: int) -> int:
     ordinal = local_rank % int(cupy.cuda.runtime.getDeviceCount())
     cupy.cuda.Device(ordinal).use()
     return ordinal
+
+
+class Cuda:
+    """The device operations that the runtime needs, on the current device and stream.
+
+    `xp` is cupy (or a module like it: everything here goes through it, so a double in host memory can stand
+    in for a GPU).
+    """
+
+    def __init__(self, xp: Any) -> None:
+        self.xp = xp
+
+    def pinned(self, nbytes: int) -> Array:
+        """(nbytes,) uint8 host memory that the device copies from and to at full speed."""
+        return np.frombuffer(self.xp.cuda.alloc_pinned_memory(max(nbytes, 1)), np.uint8, nbytes)
+
+    def upload(self, target: Any, source: Array) -> None:
+        """Copy host bytes to the device; done when it returns."""
+        target.view(np.uint8).set(source.view(np.uint8))
+        self.synchronize()
+
+    def download(self, target: Array, source: Any) -> None:
+        """Copy device bytes to the host, after all that was started before; done when it returns."""
+        source.view(np.uint8).get(out=target.view(np.uint8))
+        self.synchronize()
+
+    def synchronize(self) -> None:
+        """Wait for everything that was started on the stream."""
+        self.xp.cuda.get_current_stream().synchronize()
+
+    def free_bytes(self) -> int:
+        """Free memory of the device."""
+        return int(self.xp.cuda.runtime.memGetInfo()[0])

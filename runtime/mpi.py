@@ -13,11 +13,12 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from array import array
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 from taccl.errors import EnvironmentProblem
 
@@ -157,7 +158,7 @@ def install_excepthook(MPI: Any) -> None:
         place = traceback.extract_tb(trace)[-1] if trace is not None else None
         where = f" at {Path(place.filename).name}:{place.lineno}" if place else ""
         say(f"taccl: rank {rank} failed with {kind.__name__}: {error}{where}; the job is ended")
-        if os.environ.get("TACCL_TRACEBACK"):
+        if os.environ.get("TACCL_DEBUG"):
             traceback.print_exception(kind, error, trace)
         abort(MPI, JOB_FAILED)
 
@@ -170,33 +171,36 @@ def say(message: str) -> None:
     os.write(2, (message + "\n").encode())
 
 
+class Waiter(Protocol):
+    """Something that waits and can say for what."""
+
+    def describe(self) -> str:
+        """What it waits for, as the rest of "rank 3 made no progress for 5 s: ..."."""
+
+
 class Watchdog:
     """A daemon thread that ends the job when this rank makes no progress for `deadline_s` seconds.
 
-    The main thread calls `beat()` whenever something completed and `doing(text)` (or hands a function that
-    makes the text) before it enters a call that may block. mpi4py gives up the GIL inside blocking calls, so
-    the thread also runs while the main thread sits in one. `claim` decides, among ranks that run out of time
-    together, which one speaks.
+    The main thread adds to `beats` whenever something completed, and says with `doing` what it is about to
+    wait for; None when it computes and waits for nobody. mpi4py gives up the GIL inside blocking calls, so
+    the thread also runs while the main thread sits in one. `board` is shared by the ranks of this node: it
+    decides which one speaks when several run out of time together, and tells who does not answer.
     """
 
-    def __init__(self, MPI: Any, deadline_s: float, claim: Callable[[], bool] = lambda: True) -> None:
+    def __init__(self, MPI: Any, deadline_s: float, board: Board) -> None:
+        self.beats = 0
         self._mpi = MPI
         self._deadline_s = deadline_s
-        self._claim = claim
-        self._beats = 0
-        self._doing: str | Callable[[], str] | None = None  # None: idle, nothing to watch
+        self._board = board
+        self._doing: str | Waiter | None = None
         self._stop = threading.Event()
         self._rank = MPI.COMM_WORLD.Get_rank()
         self._thread = threading.Thread(target=self._watch, name="taccl-watchdog", daemon=True)
         self._thread.start()
 
-    def beat(self) -> None:
-        """Something was completed."""
-        self._beats += 1
-
-    def doing(self, what: str | Callable[[], str] | None) -> None:
+    def doing(self, what: str | Waiter | None) -> None:
         """What the rank is about to wait for; None when it waits for nothing."""
-        self._beats += 1
+        self.beats += 1
         self._doing = what
 
     def close(self) -> None:
@@ -205,20 +209,82 @@ class Watchdog:
         self._thread.join()
 
     def _watch(self) -> None:
-        seen, since = self._beats, time.monotonic()
+        seen, since = self.beats, time.monotonic()
         # A tick well below the deadline, so that the job ends soon after it.
         while not self._stop.wait(min(0.1, self._deadline_s / 10)):
             now = time.monotonic()
-            if self._beats != seen or self._doing is None:
-                seen, since = self._beats, now
+            self._board.sign(now, self._doing is not None)
+            if self.beats != seen or self._doing is None:
+                seen, since = self.beats, now
             elif now - since > self._deadline_s:
-                if not self._claim():
-                    time.sleep(1.0)  # the rank that speaks ends the job; if it cannot, this one does
-                else:
-                    doing = self._doing
-                    text = doing() if callable(doing) else doing
-                    say(
-                        f"taccl: rank {self._rank} made no progress for {self._deadline_s:g} s: {text}; "
-                        "the job is ended"
-                    )
+                if self._board.claim():
+                    self._report()
                 abort(self._mpi, JOB_FAILED)
+
+    def _report(self) -> None:
+        doing = self._doing
+        text = doing if isinstance(doing, str) else doing.describe() if doing is not None else "it waits"
+        silent = self._board.silent(time.monotonic())
+        say(
+            f"taccl: rank {self._rank} made no progress for {self._deadline_s:g} s: {text}; "
+            + "".join(f"{line}; " for line in silent)
+            + "the job is ended"
+        )
+
+
+class Board:
+    """A few numbers of each rank of this node in shared memory: a sign of life, and whether it waits."""
+
+    CLAIM_S = 0.05  # longer than a store takes to be seen by every process of a busy node
+
+    def __init__(self, MPI: Any, comm: Any) -> None:
+        node = comm.Split_type(MPI.COMM_TYPE_SHARED)
+        self._slot = node.Get_rank()
+        self._window = MPI.Win.Allocate_shared(
+            8 * (1 + 2 * node.Get_size()) if self._slot == 0 else 0, 8, comm=node
+        )
+        self._cells = memoryview(self._window.Shared_query(0)[0]).cast("B").cast("d")
+        if self._slot == 0:
+            self._cells[:] = memoryview(bytes(8 * (1 + 2 * node.Get_size()))).cast("d")
+        mine = array("i", [comm.Get_rank()])
+        self._ranks = array("i", [0] * node.Get_size())
+        node.Allgather(mine, self._ranks)  # also: nobody signs before the cells are cleared
+        self.node_ranks = node.Get_size()
+        self.node_slot = self._slot
+        self._node = node
+        self.sign(time.monotonic(), False)
+
+    def sign(self, now: float, waits: bool) -> None:
+        """This rank lives. CLOCK_MONOTONIC is one clock for all processes of a host."""
+        self._cells[1 + 2 * self._slot] = now
+        self._cells[2 + 2 * self._slot] = float(waits)
+
+    def claim(self) -> bool:
+        """Whether this rank may speak for the node (Fischer's mutual exclusion: the last to write wins).
+
+        A rank that may not is held back for a second, in which the one that may ends the job.
+        """
+        if not self._cells[0]:
+            self._cells[0] = self._slot + 1.0
+            time.sleep(self.CLAIM_S)
+            if self._cells[0] == self._slot + 1.0:
+                return True
+        time.sleep(1.0)
+        return False
+
+    def silent(self, now: float) -> list[str]:
+        """What is known of the ranks of this node that do not wait as the others do."""
+        found = []
+        for slot, rank in enumerate(self._ranks):
+            signed, waits = self._cells[1 + 2 * slot], self._cells[2 + 2 * slot]
+            if slot != self._slot and now - signed > 1.0:
+                found.append(f"rank {rank} has shown no sign of life for {now - signed:.1f} s")
+            elif slot != self._slot and not waits:
+                found.append(f"rank {rank} lives and waits for nobody")
+        return found
+
+    def close(self) -> None:
+        """Free the shared memory (collective)."""
+        self._cells.release()
+        self._window.Free()
+        self._node.Free()

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from taccl.runtime.trace import Trace, local_operands
-from taccl.synth.collective import COMBINING, Chunk, Collective, build
+from taccl.synth.collective import Collective, build
 from taccl.synth.program import Program
+from taccl.synth.program_collective import collective_of as named_collective
 
-from taccl.errors import Diagnostic, InvalidInput
+from taccl.errors import CheckFailed, Diagnostic, InvalidInput
 
 Origin = tuple[int, int]  # rank, chunk of its input
 
@@ -20,22 +21,17 @@ def collective_of(program: Program, order: Trace) -> Collective:
     """
     name, n, total = program.collective, program.ranks, program.chunks_per_loop
     try:
-        if name in ("allgather", "reducescatter", "alltoall", "gather", "scatter"):
-            if total % n:
-                raise ValueError(f"nchunksperloop is {total}, not a multiple of the {n} ranks")
-            collective = build(name, n, total // n, root=program.root)
-        elif name in ("allreduce", "broadcast", "reduce"):
-            collective = _whole(name, n, total, program.root)
-        elif name == "alltoallv":
+        if name == "alltoallv":
             collective = build(name, n, demand=_demand(program, order))
         elif name == "sendrecv":
-            pairs = sorted(
-                {(s, d) for d, cells in enumerate(_origins(program, order)) for s, _ in cells.values()}
-            )
-            collective = build(name, n, total, pairs=[pair for pair in pairs if pair[0] != pair[1]])
-        else:
+            received = enumerate(_origins(program, order))
+            pairs = sorted({(source, d) for d, cells in received for source, _ in cells.values()})
+            collective = build(name, n, total, pairs=pairs)
+        elif name == "custom":
             raise ValueError("its postcondition is not known; run the native .json file instead")
-    except ValueError as error:
+        else:
+            collective = named_collective(name, n, total, program.root)
+    except (ValueError, CheckFailed) as error:
         raise _refuse(program, f"collective {name!r}: {error}") from error
     check_buffers(program, collective)
     return collective
@@ -61,24 +57,6 @@ def check_buffers(program: Program, collective: Collective) -> None:
 
 def _refuse(program: Program, message: str) -> InvalidInput:
     return InvalidInput([Diagnostic(program.name or "<program>", 0, 0, "R110", message)])
-
-
-def _whole(name: str, ranks: int, total: int, root: int) -> Collective:
-    """Allreduce, broadcast or reduce with any number of chunks (`build` wants a multiple of the ranks)."""
-    if total < 1 or not 0 <= root < ranks:
-        raise ValueError("it needs at least one chunk, and a root among the ranks")
-    everyone = range(ranks)
-    chunks = tuple(
-        Chunk(
-            ((root, j),) if name == "broadcast" else tuple((r, j) for r in everyone),
-            ((root, j),) if name == "reduce" else tuple((r, j) for r in everyone),
-        )
-        for j in range(total)
-    )
-    return Collective(
-        name, ranks, chunks, name in COMBINING, (total,) * ranks, (total,) * ranks, ((0, 0),) * ranks,
-        total, total, root,
-    )  # fmt: skip
 
 
 def _origins(program: Program, order: Trace) -> list[dict[int, Origin]]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from taccl.runtime.gpu import Cuda
 
 from taccl.errors import EnvironmentProblem
 
@@ -21,8 +22,11 @@ class MpiTransport:
 
     name = "mpi"
 
-    def __init__(self, MPI: Any, comm: Any, chunk_bytes: int, large_bytes: int = LARGE_BYTES) -> None:
+    def __init__(
+        self, MPI: Any, comm: Any, chunk_bytes: int, cuda: Cuda | None = None, large_bytes: int = LARGE_BYTES
+    ) -> None:
         self._comm = comm
+        self._cuda = cuda
         self._mpi = MPI
         self.null = MPI.REQUEST_NULL
         self.test_some = MPI.Request.Testsome
@@ -37,11 +41,13 @@ class MpiTransport:
                 f"the program has more messages between two ranks than the MPI library has tags "
                 f"({self._largest_tag + 1})"
             )
+        # Bytes, because MPI and its Python binding know neither bfloat16 nor float16.
+        data = array.view(np.uint8)
         # MPI before 4.0 counts with 32 bits: a long message is counted in chunks instead of bytes.
         if array.nbytes <= self._large_bytes:
-            return [array, array.nbytes, self._mpi.BYTE]
+            return [data, array.nbytes, self._mpi.BYTE]
         if self._mpi.VERSION >= 4 and self._large_bytes >= LARGE_BYTES:
-            return [array, array.nbytes, self._mpi.BYTE]
+            return [data, array.nbytes, self._mpi.BYTE]
         if self._chunk_bytes > LARGE_BYTES:
             raise EnvironmentProblem(
                 f"a chunk of {self._chunk_bytes} bytes is longer than this MPI library can count; "
@@ -49,7 +55,7 @@ class MpiTransport:
             )
         if self._chunk_type is None:
             self._chunk_type = self._mpi.BYTE.Create_contiguous(self._chunk_bytes).Commit()
-        return [array, array.nbytes // self._chunk_bytes, self._chunk_type]
+        return [data, array.nbytes // self._chunk_bytes, self._chunk_type]
 
     def send(self, array: Any, peer: int, tag: int) -> Any:
         return self._comm.Send_init(self._message(array, tag), peer, tag)
@@ -58,13 +64,64 @@ class MpiTransport:
         return self._comm.Recv_init(self._message(array, tag), peer, tag)
 
     def flush(self) -> None:
-        """Host operations are finished when they return."""
+        """MPI does not know of streams: device operations must be finished before it touches their data."""
+        if self._cuda is not None:
+            self._cuda.synchronize()
 
     def close(self) -> None:
         """Free what the transport made; its requests must be freed before."""
         if self._chunk_type is not None:
             self._chunk_type.Free()
             self._chunk_type = None
+
+
+class _StagedRequest:
+    """A message between device arrays through pinned host memory."""
+
+    __slots__ = ("cuda", "device", "host", "inner", "sends")
+
+    def __init__(self, cuda: Cuda, device: Any, host: Any, inner: Any, sends: bool) -> None:
+        self.cuda, self.device, self.host, self.inner, self.sends = cuda, device, host, inner, sends
+
+    def Start(self) -> None:
+        if self.sends:
+            self.cuda.download(self.host, self.device)
+        self.inner.Start()
+
+    def Free(self) -> None:
+        self.inner.Free()
+
+
+class StagedTransport:
+    """Device arrays over an MPI that takes host memory only: each message has a pinned host buffer."""
+
+    name = "staged-mpi"
+
+    def __init__(self, inner: MpiTransport, cuda: Cuda) -> None:
+        self._inner, self._cuda = inner, cuda
+        self.null = None
+
+    def send(self, array: Any, peer: int, tag: int) -> _StagedRequest:
+        host = self._cuda.pinned(array.nbytes)
+        return _StagedRequest(self._cuda, array, host, self._inner.send(host, peer, tag), True)
+
+    def recv(self, array: Any, peer: int, tag: int) -> _StagedRequest:
+        host = self._cuda.pinned(array.nbytes)
+        return _StagedRequest(self._cuda, array, host, self._inner.recv(host, peer, tag), False)
+
+    def test_some(self, requests: list[_StagedRequest | None]) -> list[int]:
+        null = self._inner.null
+        done = self._inner.test_some([null if r is None else r.inner for r in requests]) or []
+        for index in done:
+            request = requests[index]
+            assert request is not None
+            if not request.sends:
+                self._cuda.upload(request.device, request.host)
+        return list(done)
+
+    def flush(self) -> None:
+        """Before a message is started, all that may still write its data must be finished."""
+        self._cuda.synchronize()
 
 
 class _LocalRequest:

@@ -1,0 +1,252 @@
+"""Check and time a program for many sizes, types and reductions, beside MPI's own collective.
+
+A time is the slowest rank's, averaged over the iterations (nccl-tests). Program and reference take turns, so
+that what disturbs the machine disturbs both.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from taccl.runtime import check, gpu
+from taccl.runtime.bind import (
+    Bound,
+    Buffers,
+    Compiled,
+    buffer_elements,
+    compile_program,
+    internal_bytes,
+    memory_chunks,
+)  # fmt: skip
+from taccl.runtime.dtypes import DType
+from taccl.runtime.job import Job
+from taccl.runtime.layout import Layout, layout
+from taccl.runtime.reference import Reference
+from taccl.runtime.trace import Trace
+from taccl.runtime.transports import MpiTransport, StagedTransport
+from taccl.synth.collective import Collective
+from taccl.synth.program import SENDS, Program
+
+from taccl.errors import EnvironmentProblem
+
+MODES = ("out_of_place", "in_place")
+MEMORY_SHARE = 0.9  # of what is free; the rest is for Python and the MPI library
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What to measure."""
+
+    sizes_bytes: tuple[int, ...]  # nccl-tests sizes
+    dtypes: tuple[DType, ...]
+    ops: tuple[str, ...]  # used by combining collectives only
+    modes: tuple[str, ...]  # of MODES, those that the program claims
+    iterations: int
+    warmup: int
+    checks: int  # runs whose result is compared; 0: no check
+    device: str  # "host" | "cuda"
+    transport: str  # "mpi" | "mpi-cuda" | "staged-mpi"
+    reference: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Microseconds over the iterations; each iteration counts its slowest rank."""
+
+    mean: float
+    least: float
+    median: float
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """One mode of one row, the same on every rank."""
+
+    time: Timing
+    wrong: int | None  # elements, over all ranks and checks; None: not checked
+    outside: int  # bytes written outside the buffers
+    max_error: float
+    reference: Timing | None
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One size, type and reduction."""
+
+    size_bytes: int
+    count: int  # nccl-tests' count: elements of a natural block
+    dtype: DType
+    op: str | None
+    root: int  # -1: none
+    wire_bytes: int  # sent over all links in one run
+    modes: Mapping[str, Measurement]
+
+
+def measure(
+    job: Job, program: Program, collective: Collective, order: Trace, settings: Settings
+) -> Iterator[Row]:
+    """The rows, in order of type, reduction and size; collective over the ranks of the job.
+
+    Raises EnvironmentProblem when memory is too small, before allocating it.
+    """
+    compiled = job.together(
+        "the compilation of the program",
+        lambda: {
+            mode: compile_program(program, collective, mode == "in_place", [job.rank], order)
+            for mode in settings.modes
+        },
+    )
+    for dtype in settings.dtypes:
+        for op in settings.ops if collective.combining else (None,):
+            for size in settings.sizes_bytes:
+                shape = layout(collective, size // dtype.bytes)
+                found = {
+                    mode: _measure_mode(job, compiled[mode], shape, dtype, op, settings)
+                    for mode in settings.modes
+                }
+                rooted = collective.name in ("broadcast", "reduce", "gather", "scatter")
+                yield Row(
+                    shape.elements * dtype.bytes, shape.block_elements, dtype, op,
+                    collective.root if rooted else -1, wire_bytes(program, shape, dtype), found,
+                )  # fmt: skip
+
+
+def wire_bytes(program: Program, shape: Layout, dtype: DType) -> int:
+    """Bytes that all ranks together send in one run."""
+    chunks = sum(s.count for g in program.gpus for tb in g.threadblocks for s in tb.steps if s.kind in SENDS)
+    return chunks * shape.chunk_elements * dtype.bytes
+
+
+def _measure_mode(
+    job: Job, compiled: Compiled, shape: Layout, dtype: DType, op: str | None, settings: Settings
+) -> Measurement:
+    collective, inplace = compiled.collective, compiled.inplace
+    if shape.block_elements == 0:  # the size is smaller than one element a block: nothing to move
+        return Measurement(Timing(0.0, 0.0, 0.0), 0 if settings.checks else None, 0, 0.0, None)
+    job.together("the check of memory", lambda: _check_memory(job, compiled, shape, dtype, settings))
+    guarded = check.allocate(collective, shape, job.rank, dtype, inplace)
+    host = guarded.buffers
+    cuda = gpu.Cuda(gpu.load()) if settings.device == "cuda" else None
+    buffers = host if cuda is None else _device_buffers(cuda, compiled, shape, dtype, job.rank)
+    chunk_bytes = shape.chunk_elements * dtype.bytes
+    mpi_transport = MpiTransport(job.MPI, job.data, chunk_bytes, cuda)
+    staged = cuda is not None and settings.transport == "staged-mpi"
+    transport = StagedTransport(mpi_transport, cuda) if staged else mpi_transport
+    # Timed runs reduce again and again into the same data, which may overflow; checked runs never do.
+    with np.errstate(all="ignore"):
+        bound = job.together(
+            "the binding of the program",
+            lambda: Bound(compiled, job.rank, shape, buffers, dtype, op, transport, cuda.xp if cuda else np),
+        )
+        reference = Reference(job.MPI, job.control, collective, shape, host, dtype, op, inplace)
+        compare = functools.partial(check.inspect, guarded, collective, shape, job.rank, dtype, op, inplace)
+        wrong, outside, error = _check_results(job, bound, host, cuda, dtype, op, compare, settings.checks)
+        call = reference.call if settings.reference and cuda is None else None
+        mine, other = _time(job, bound, call, settings)
+        reference.close()
+        bound.close()
+        mpi_transport.close()
+    return Measurement(mine, wrong, outside, error, other)
+
+
+def _device_buffers(cuda: Any, compiled: Compiled, shape: Layout, dtype: DType, rank: int) -> Buffers:
+    collective = compiled.collective
+    lengths = buffer_elements(collective, shape, rank)
+    pair = collective.inplace[rank] if compiled.inplace else None
+    if pair is None:
+        return Buffers(cuda.xp.empty(lengths[0], dtype.numpy), cuda.xp.empty(lengths[1], dtype.numpy))
+    memory = cuda.xp.empty(shape.start(memory_chunks(collective, rank)), dtype.numpy)
+    first = shape.start(pair[0]), shape.start(pair[1])
+    return Buffers(memory[first[0] : first[0] + lengths[0]], memory[first[1] : first[1] + lengths[1]])
+
+
+def _check_results(
+    job: Job,
+    bound: Bound,
+    host: Buffers,
+    cuda: Any,
+    dtype: DType,
+    op: str | None,
+    compare: Callable[[], check.Finding],
+    checks: int,
+) -> tuple[int | None, int, float]:
+    """(wrong elements, bytes written outside, largest error) over all ranks and checks."""
+    sums, largest = np.zeros(2, np.int64), np.zeros(1)
+    for _ in range(max(checks, 1)):  # without checks too, because timed runs want defined data
+        check.fill(host, dtype, op, job.rank, job.ranks)
+        if cuda is not None:
+            cuda.upload(bound.user.output, host.output)
+            cuda.upload(bound.user.input, host.input)
+        if not checks:
+            return None, 0, 0.0
+        job.barrier()
+        job.run(bound)
+        if cuda is not None:
+            cuda.download(host.input, bound.user.input)
+            cuda.download(host.output, bound.user.output)
+        finding = compare()
+        sums += (finding.wrong, finding.outside)
+        largest[0] = max(largest[0], finding.max_error)
+    total = job.reduce(sums, "sum")
+    return int(total[0]), int(total[1]), float(job.reduce(largest, "max")[0])
+
+
+def _time(
+    job: Job, bound: Bound, reference: Callable[[], Any] | None, settings: Settings
+) -> tuple[Timing, Timing | None]:
+    runs: list[Callable[[], Any]] = [lambda: job.run(bound)]
+    if reference is not None:
+        runs.append(reference)
+    taken = np.zeros((len(runs), settings.iterations))
+    for turn in range(-settings.warmup, settings.iterations):
+        for index, run in enumerate(runs):
+            job.barrier()
+            if index:
+                job.watchdog.doing("it is inside MPI's own collective")
+            begin = time.perf_counter()
+            run()
+            if turn >= 0:
+                taken[index, turn] = (time.perf_counter() - begin) * 1e6
+            if index:
+                job.watchdog.doing(None)
+    slowest = job.reduce(taken, "max")
+    timings = [Timing(float(t.mean()), float(t.min()), float(np.median(t))) for t in slowest]
+    return timings[0], timings[1] if reference is not None else None
+
+
+def _check_memory(job: Job, compiled: Compiled, shape: Layout, dtype: DType, settings: Settings) -> None:
+    lengths = buffer_elements(compiled.collective, shape, job.rank)
+    mine = sum(lengths) * dtype.bytes
+    inside = internal_bytes(compiled, job.rank, shape, dtype)
+    on_host = mine + (inside if settings.device == "host" else 0)
+    free = available_bytes()
+    if on_host * job.board.node_ranks > free * MEMORY_SHARE:
+        raise EnvironmentProblem(
+            f"a size of {shape.elements * dtype.bytes} bytes needs {on_host} bytes on each of "
+            f"{job.board.node_ranks} ranks here, and {free} bytes are free; use a smaller -e"
+        )
+    if settings.device == "cuda":
+        free = gpu.Cuda(gpu.load()).free_bytes()
+        if mine + inside > free * MEMORY_SHARE:
+            raise EnvironmentProblem(
+                f"a size of {shape.elements * dtype.bytes} bytes needs {mine + inside} bytes on the device, "
+                f"and {free} are free; use a smaller -e"
+            )
+
+
+def available_bytes() -> int:
+    """Memory that this machine, or the control group that this process is in, can still give."""
+    free = [2**62]
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            free.append(int(line.split()[1]) * 1024)
+    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
+    if limit.exists() and used.exists() and limit.read_text().strip() != "max":
+        free.append(int(limit.read_text()) - int(used.read_text()))
+    return min(free)

@@ -1,0 +1,195 @@
+"""All ranks of one mpiexec as one job: they agree, they fail together, and they never hang.
+
+A failure that all ranks learn of by agreement ends with one message from rank 0 and the same exit code on
+every rank. A failure of one rank alone ends the job by MPI_Abort with that rank's message.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+import traceback
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import Any, TypeVar
+
+import numpy as np
+from taccl.runtime import mpi
+from taccl.runtime.bind import Bound
+from taccl.synth.program import Program
+
+from taccl.errors import RunFailed, TacclError
+
+T = TypeVar("T")
+
+MESSAGE_BYTES = 4096  # of an error's text, as other ranks see it
+YIELDS_BEFORE_SLEEP = 20_000  # empty polls; some ten milliseconds
+
+
+class Job:
+    """This rank's place in the job: communicators, watchdog, agreement. Use as a context manager."""
+
+    def __init__(self, deadline_s: float) -> None:
+        self.MPI = mpi.load()
+        world = self.MPI.COMM_WORLD
+        self.rank: int = world.Get_rank()
+        self.ranks: int = world.Get_size()
+        self.control = world.Dup()  # agreement, barriers, times
+        self.data = world.Dup()  # the program's messages, whose tags are its own
+        self.board = mpi.Board(self.MPI, world)
+        self.watchdog = mpi.Watchdog(self.MPI, deadline_s, self.board)
+        self._agreed = False
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None and not self._agreed:
+            self._fail(error)
+        self.watchdog.doing("it waits for the other ranks to end")
+        self.control.Barrier()
+        self.watchdog.doing(None)
+        self.watchdog.close()
+        self.board.close()
+        self.control.Free()
+        self.data.Free()
+
+    def _fail(self, error: BaseException) -> None:
+        """End the job: the other ranks may be anywhere, and ending normally would wait for them for ever in
+        MPI_Finalize."""
+        if isinstance(error, KeyboardInterrupt):
+            code, text = 130, "interrupted"
+        elif isinstance(error, BrokenPipeError):  # the reader of the table has seen enough
+            code, text = 141, ""
+        elif isinstance(error, SystemExit):
+            code, text = (
+                mpi.JOB_FAILED,
+                f"rank {self.rank} left with exit code {error.code}; the job is ended",
+            )
+        elif isinstance(error, TacclError):
+            code, text = error.exit_code, f"rank {self.rank}: {error}; the job is ended"
+        else:
+            code = mpi.JOB_FAILED
+            text = f"rank {self.rank} failed with {type(error).__name__}: {error}; the job is ended"
+        if text and self.board.claim():
+            mpi.say(f"taccl: {text}")
+        if os.environ.get("TACCL_DEBUG", "") not in ("", "0"):
+            traceback.print_exception(error)
+        mpi.abort(self.MPI, code)
+
+    def leave(self, code: int) -> None:
+        """End this rank with an exit code that all ranks agree on."""
+        self._agreed = True
+        raise SystemExit(code)
+
+    def together(self, what: str, work: Callable[[], T]) -> T:
+        """The result of local work, once it succeeded on every rank.
+
+        When it raised a TacclError somewhere, rank 0 raises it (naming the rank unless all failed alike) and
+        the others exit silently with its code.
+        """
+        result: list[T] = []
+        text, code = b"", 0
+        try:
+            result.append(work())
+        except TacclError as error:
+            text, code = str(error).encode()[:MESSAGE_BYTES], error.exit_code
+        record = np.zeros(2 + MESSAGE_BYTES, np.uint8)
+        record[0] = code
+        record[2 : 2 + len(text)] = np.frombuffer(text, np.uint8)
+        codes = self.gather_bytes(record[:2], what)[:, 0]
+        if not codes.any():
+            return result[0]
+        first = int(np.flatnonzero(codes)[0])
+        self.watchdog.doing(f"it waits for the other ranks in {what}")
+        texts = np.zeros((self.ranks, MESSAGE_BYTES), np.uint8)
+        self.control.Allgather(record[2:].copy(), texts)
+        self.watchdog.doing(None)
+        if self.rank != 0:
+            self.leave(int(codes[first]))
+        message = texts[first].tobytes().rstrip(b"\0").decode(errors="replace")
+        alike = bool((codes == codes[first]).all() and (texts == texts[first]).all())
+        failure = TacclError(message if alike else f"rank {first}: {message}")
+        failure.exit_code = int(codes[first])
+        self._agreed = True
+        raise failure
+
+    def gather_bytes(self, mine: np.ndarray[Any, Any], what: str) -> np.ndarray[Any, Any]:
+        """(ranks, bytes) uint8: every rank's bytes."""
+        everyone = np.zeros((self.ranks, len(mine)), np.uint8)
+        self.watchdog.doing(f"it waits for the other ranks in {what}")
+        self.control.Allgather(np.ascontiguousarray(mine), everyone)
+        self.watchdog.doing(None)
+        return everyone
+
+    def agree_on(self, digest: bytes, what: str) -> None:
+        """Check before the first message that every rank means to run the same.
+
+        Raises RunFailed on rank 0 (the others exit with its code), naming the ranks that differ from most.
+        """
+        everyone = self.gather_bytes(np.frombuffer(digest, np.uint8), "the comparison of programs")
+        texts = [row.tobytes() for row in everyone]
+        usual = max(sorted(set(texts)), key=texts.count)
+        if texts.count(usual) == self.ranks:
+            return
+        others = [str(rank) for rank, text in enumerate(texts) if text != usual]
+        named = f"rank {others[0]} runs" if len(others) == 1 else f"ranks {', '.join(others)} run"
+        if self.rank != 0:
+            self.leave(RunFailed.exit_code)
+        self._agreed = True
+        raise RunFailed(f"{named} another {what} than the rest; give every rank the same file and options")
+
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+        self.watchdog.doing("it waits for the other ranks at a barrier")
+        self.control.Barrier()
+        self.watchdog.doing(None)
+
+    def reduce(self, values: np.ndarray[Any, Any], how: str) -> np.ndarray[Any, Any]:
+        """Element by element the "max" or "sum" over all ranks, on every rank."""
+        result = np.empty_like(values)
+        self.watchdog.doing("it waits for the other ranks' results")
+        self.control.Allreduce(values, result, op={"max": self.MPI.MAX, "sum": self.MPI.SUM}[how])
+        self.watchdog.doing(None)
+        return result
+
+    def run(self, bound: Bound) -> None:
+        """Run a bound collective once. The watchdog ends the job when it stalls."""
+        bound.start()
+        executor, watchdog = bound.executor, self.watchdog
+        watchdog.doing(executor)
+        advance, rest = executor.advance, os.sched_yield
+        empty = 0
+        while not executor.done:
+            if advance():
+                watchdog.beats += 1
+                empty = 0
+            else:
+                empty += 1
+                rest()
+                if empty > YIELDS_BEFORE_SLEEP:  # a long wait: leave the core to others
+                    time.sleep(50e-6)
+        watchdog.doing(None)
+        bound.finish()
+
+
+def fingerprint(program: Program, facts: Iterable[object]) -> bytes:
+    """SHA-256 of what all ranks must share: the program (without names and lines) and these facts."""
+    digest = hashlib.sha256()
+    head = (
+        program.collective, program.protocol, program.chunks_per_loop, program.ranks,
+        program.inplace, program.outofplace, program.reduce_op, program.root,
+    )  # fmt: skip
+    digest.update(repr(head).encode())
+    for gpu in program.gpus:
+        digest.update(repr((gpu.rank, gpu.input_chunks, gpu.output_chunks, gpu.scratch_chunks)).encode())
+        for tb in gpu.threadblocks:
+            digest.update(repr((tb.id, tb.send, tb.recv, tb.channel)).encode())
+            for s in tb.steps:
+                step = (s.kind, s.src_buffer, s.src_offset, s.dst_buffer, s.dst_offset, s.count, s.depends)
+                digest.update(repr(step).encode())
+    digest.update(repr(tuple(facts)).encode())
+    return digest.digest()

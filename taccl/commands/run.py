@@ -1,0 +1,390 @@
+"""`mpiexec -n N taccl run FILE`: execute a program on real ranks and check every result."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from taccl.errors import EnvironmentProblem, InvalidInput, UsageError
+
+if TYPE_CHECKING:
+    from taccl.runtime.bench import Row, Settings
+    from taccl.runtime.job import Job
+    from taccl.synth.collective import Collective
+    from taccl.synth.program import Program
+
+TRANSPORTS = ("auto", "mpi", "mpi-cuda", "staged-mpi")
+MAX_ROWS = 100_000  # sizes of one run
+UNITS = {
+    "": 1, "B": 1,
+    "K": 2**10, "M": 2**20, "G": 2**30, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30,
+    "KB": 10**3, "MB": 10**6, "GB": 10**9,
+}  # fmt: skip
+
+
+class Size(click.ParamType):
+    """Bytes: 65536, 64K (K, M, G count in 1024, as nccl-tests does), 64KiB, or 64KB (1000)."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        digits = value.rstrip("KMGiBkmgb")
+        unit = value[len(digits) :].upper()
+        if not digits.isdigit() or unit not in UNITS or int(digits) * UNITS[unit] > 2**50:
+            self.fail(f"{value!r} is not a size; write bytes, or e.g. 64K, 16M, 1MB, 1MiB", param, ctx)
+        return int(digits) * UNITS[unit]
+
+
+class RankedCommand(click.Command):
+    """A command that every rank of a job runs: what is wrong with its options is said by rank 0 only."""
+
+    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
+        """As in click; other ranks leave silently with the exit code."""
+        from taccl.runtime.mpi import launcher
+
+        try:
+            return super().make_context(*args, **kwargs)
+        except click.ClickException as error:
+            if launcher().rank:
+                raise SystemExit(error.exit_code) from None
+            raise
+        except click.exceptions.Exit as leaving:  # --help
+            if launcher().rank:
+                raise SystemExit(leaving.exit_code) from None
+            raise
+
+
+@click.command(cls=RankedCommand)
+@click.argument("file", type=click.Path(exists=False, dir_okay=False))
+@click.option("--profile", "--topology", "topology", metavar="T", help="Predict times on this topology.")
+@click.option("-b", "--min-bytes", type=Size(), default="1K", show_default=True, help="Smallest size.")
+@click.option("-e", "--max-bytes", type=Size(), default="64M", show_default=True, help="Largest size.")
+@click.option(
+    "-f", "--step-factor", type=click.IntRange(2), default=4, show_default=True, help="Next size = size * f."
+)
+@click.option("-i", "--step-bytes", type=Size(), help="Next size = size + i, instead of -f.")
+@click.option(
+    "-n", "--iters", type=click.IntRange(1), default=20, show_default=True, help="Timed iterations."
+)
+@click.option(
+    "-w", "--warmup", type=click.IntRange(0), default=5, show_default=True, help="Warm-up iterations."
+)
+@click.option(
+    "-c",
+    "--check",
+    "checks",
+    type=click.IntRange(0),
+    default=1,
+    show_default=True,
+    help="Runs that are compared element by element; 0: none.",
+)
+@click.option(
+    "-d",
+    "--dtype",
+    default="float32",
+    show_default=True,
+    help="float32 float64 float16 bfloat16 int32 int64 uint8, several with commas, or all.",
+)
+@click.option("-o", "--op", help="sum prod min max avg, several with commas, or all. Default: the file's.")
+@click.option("-r", "--root", type=click.IntRange(0), help="Assert the root: it is part of the program.")
+@click.option("--in-place", "inplace", is_flag=True, help="Only in place.")
+@click.option(
+    "--out-of-place",
+    "outofplace",
+    is_flag=True,
+    help="Only out of place. Default: each mode that the file claims.",
+)
+@click.option(
+    "--transport",
+    type=click.Choice(TRANSPORTS),
+    default="auto",
+    show_default=True,
+    help="How messages travel; a forced one fails rather than falls back.",
+)
+@click.option(
+    "--device",
+    type=click.Choice(("auto", "host", "cuda")),
+    default="host",
+    show_default=True,
+    help="Where the buffers are.",
+)
+@click.option(
+    "--deadline",
+    type=click.FloatRange(0.1),
+    default=30.0,
+    show_default=True,
+    metavar="S",
+    help="Seconds without progress after which the job is ended.",
+)
+@click.option(
+    "--reference/--no-reference", default=True, show_default=True, help="Time MPI's own collective beside it."
+)
+@click.option(
+    "--json",
+    "json_path",
+    metavar="FILE",
+    help="Write one JSON document; - is stdout (the table goes to stderr).",
+)
+@click.option("-v", "--verbose", is_flag=True, help="Say which transport and memory each rank uses.")
+@click.pass_context
+def command(ctx: click.Context, **options: Any) -> None:
+    """Execute a program on real ranks and check every result (under mpiexec).
+
+    FILE is MSCCL XML or a native .json algorithm. Columns are nccl-tests', then MPI's own collective in the
+    same run. Sizes are nccl-tests' (allgather, reducescatter, alltoall: the whole array of a rank).
+    """  # fmt: skip
+    from taccl.runtime.job import Job
+
+    with Job(options["deadline"]) as job:
+        wrong = _run(job, options)
+        if wrong:
+            job.leave(1)
+
+
+def _run(job: Job, options: dict[str, Any]) -> bool:
+    """Print the table, write the JSON; whether anything was wrong (the same on every rank)."""
+    import numpy as np
+
+    from taccl.runtime import table
+    from taccl.runtime.bench import measure
+    from taccl.runtime.job import fingerprint
+    from taccl.runtime.trace import trace
+
+    program, collective, settings, order = job.together(
+        "the reading of the file", lambda: _prepare(job, options, trace)
+    )
+    job.agree_on(fingerprint(program, (settings,)), "program, or has other options,")
+    predict = job.together(
+        "the prediction of times", lambda: _predictor(options["topology"], program, collective)
+    )
+    _say_devices(job, settings, options["verbose"])
+    out = sys.stderr if options["json_path"] == "-" else sys.stdout
+    first = job.rank == 0
+    name, ranks = collective.name, collective.ranks
+    if first:
+        for text in [*_preamble(job, program, settings), *table.header(settings.reference, bool(predict))]:
+            print(text, file=out, flush=True)
+    rows: list[tuple[Row, float | None]] = []
+    for row in measure(job, program, collective, order, settings):
+        predicted = predict(row.size_bytes) if predict is not None and first else None
+        rows.append((row, predicted))
+        if first:
+            print(table.line(row, name, ranks, settings.reference, predicted), file=out, flush=True)
+    measured = [found for row, _ in rows for found in row.modes.values()]
+    bad = sum((found.wrong or 0) + found.outside for found in measured)
+    speeds = [table.bandwidths(row, m, name, ranks)[1] for row, _ in rows for m in row.modes.values()]
+    average = float(np.mean(speeds)) if speeds else 0.0
+    if first:
+        print(f"# Out of bounds values : {bad} {'OK' if bad == 0 else 'FAILED'}", file=out)
+        print(f"# Avg bus bandwidth    : {average:.6g}", file=out, flush=True)
+    if options["json_path"] is not None:
+        document = _document(job, program, settings, options, rows, bad, average) if first else {}
+        job.together("the writing of the JSON", lambda: _write(job, options["json_path"], document))
+    return bad > 0
+
+
+def _prepare(job: Job, options: dict[str, Any], trace: Any) -> tuple[Program, Collective, Settings, Any]:
+    """Everything that can be wrong with the options or the file, on every rank alike."""
+    from pathlib import Path
+
+    from taccl.runtime import gpu
+    from taccl.runtime.bench import Settings
+    from taccl.runtime.dtypes import select_dtypes, select_ops
+    from taccl.runtime.semantics import check_buffers, collective_of
+
+    sizes = _sizes(options)
+    dtypes = tuple(select_dtypes(options["dtype"]))
+    program, collective = _load(options["file"])
+    if job.ranks != program.ranks:
+        raise UsageError(
+            f"{options['file']} is a program for {program.ranks} ranks and this job has {job.ranks}; start "
+            f"it with: mpiexec -n {program.ranks} taccl run {options['file']}"
+        )
+    order = trace(program)
+    if collective is None:
+        collective = collective_of(program, order)
+    else:
+        check_buffers(program, collective)
+    ops = tuple(select_ops(options["op"] or program.reduce_op or "sum")) if collective.combining else ()
+    if options["op"] is not None:
+        select_ops(options["op"])
+    if options["root"] is not None and options["root"] != collective.root:
+        raise UsageError(
+            f"-r {options['root']}: the root of this program is rank {collective.root}, and only synthesis "
+            "can change it"
+        )
+    if options["json_path"] not in (None, "-") and not Path(options["json_path"]).resolve().parent.is_dir():
+        raise UsageError(f"--json {options['json_path']}: its directory does not exist")
+    device = gpu.choose(options["device"])
+    if device == "cuda":
+        gpu.select(job.board.node_slot)
+    settings = Settings(
+        sizes_bytes=sizes, dtypes=dtypes, ops=ops, modes=_modes(options, program, collective),
+        iterations=options["iters"], warmup=options["warmup"], checks=options["checks"], device=device,
+        transport=_transport(options["transport"], device), reference=options["reference"],
+    )  # fmt: skip
+    return program, collective, settings, order
+
+
+def _load(file: str) -> tuple[Program, Collective | None]:
+    from pathlib import Path
+
+    from taccl.synth.msccl_xml import read_xml
+
+    try:
+        return read_xml(Path(file).read_bytes(), file), None
+    except OSError as error:
+        raise InvalidInput(f"{file}: {error.strerror}") from error
+
+
+def _sizes(options: dict[str, Any]) -> tuple[int, ...]:
+    least, most, by = options["min_bytes"], options["max_bytes"], options["step_bytes"]
+    if least > most:
+        raise UsageError(f"-b {least} is larger than -e {most}")
+    if least < 1 or (by is not None and by < 1):
+        raise UsageError("sizes and steps must be at least one byte")
+    if by is not None and (most - least) // by >= MAX_ROWS:
+        raise UsageError(f"-i {by} makes more than {MAX_ROWS} sizes")
+    sizes, size = [], least
+    while size <= most:
+        sizes.append(size)
+        size = size + by if by is not None else size * options["step_factor"]
+    return tuple(sizes)
+
+
+def _modes(options: dict[str, Any], program: Program, collective: Collective) -> tuple[str, ...]:
+    apart = all(pair is None for pair in collective.inplace)
+    claimed = {"out_of_place": program.outofplace, "in_place": program.inplace and not apart}
+    asked = {"out_of_place": options["outofplace"], "in_place": options["inplace"]}
+    for mode in asked:
+        if asked[mode] and not claimed[mode]:
+            raise UsageError(f"{options['file']} does not claim to work {mode.replace('_', ' ')}")
+    chosen = [mode for mode in claimed if claimed[mode] and (asked[mode] or not any(asked.values()))]
+    if not chosen:
+        raise UsageError(f"{options['file']} claims neither a usable in-place nor an out-of-place mode")
+    return tuple(chosen)
+
+
+def _transport(asked: str, device: str) -> str:
+    if device == "host":
+        if asked in ("mpi-cuda", "staged-mpi"):
+            raise UsageError(f"--transport {asked} moves device memory; give --device cuda")
+        return "mpi"
+    if asked == "mpi":
+        raise UsageError("--transport mpi moves host memory; with --device cuda give mpi-cuda or staged-mpi")
+    if asked != "auto":
+        return asked
+    from taccl.runtime.doctor import mpi_takes_device_memory
+
+    return "mpi-cuda" if mpi_takes_device_memory()[0] else "staged-mpi"
+
+
+def _predictor(topology: str | None, program: Program, collective: Collective) -> Any:
+    """A function from the size in bytes to the predicted time in us; None when no topology is given."""
+    if topology is None:
+        return None
+    from taccl.profiles.load import load_topology
+    from taccl.synth.simulate import simulate
+
+    loaded = load_topology(topology)
+    if len(loaded.ranks) != program.ranks:
+        raise UsageError(f"{topology} has {len(loaded.ranks)} ranks, the program {program.ranks}")
+    return lambda size: simulate(program, loaded, size, collective).time_us
+
+
+def _say_devices(job: Job, settings: Settings, verbose: bool) -> None:
+    if not verbose:
+        return
+    from taccl.runtime.mpi import say
+
+    for rank in range(job.ranks):
+        if rank == job.rank:
+            say(
+                f"taccl: rank {rank}: {settings.device} buffers, transport {settings.transport} to every peer"
+            )
+        job.barrier()
+
+
+def _preamble(job: Job, program: Program, settings: Settings) -> list[str]:
+    from taccl import __version__
+    from taccl.runtime import mpi
+
+    library = mpi.library(job.MPI)
+    lines = [
+        f"# taccl {__version__}, {library.name} {library.version}, {job.ranks} ranks, "
+        f"{settings.device} buffers, transport {settings.transport}",
+        f"# {program.name}: {program.collective}, {program.chunks_per_loop} chunks, {program.protocol}; "
+        f"warmup {settings.warmup}, iterations {settings.iterations}, checks {settings.checks}",
+    ]
+    low, high = program.min_bytes, program.max_bytes
+    if settings.sizes_bytes[0] < low or (high and settings.sizes_bytes[-1] > high):
+        lines.append(f"# the file is made for sizes from {low} to {high or 'any'} bytes")
+    return [*lines, "#"]
+
+
+def _document(
+    job: Job,
+    program: Program,
+    settings: Settings,
+    options: dict[str, Any],
+    rows: list[tuple[Row, float | None]],
+    bad: int,
+    average: float,
+) -> dict[str, object]:
+    import platform
+    import time
+
+    from taccl import __version__
+    from taccl.runtime import mpi, table
+
+    library = mpi.library(job.MPI)
+    name = program.collective
+    return {
+        "schema": "taccl/run/v1",
+        "version": __version__,
+        "start_time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "args": sys.argv[1:],
+        "env": {},
+        "nccl_version": None,
+        "mpi": {"name": library.name, "version": library.version, "standard": list(library.standard)},
+        "config": {
+            "file": options["file"],
+            "collective": name,
+            "protocol": program.protocol,
+            "chunks": program.chunks_per_loop,
+            "ranks": program.ranks,
+            "iterations": settings.iterations,
+            "warmup": settings.warmup,
+            "checks": settings.checks,
+            "modes": list(settings.modes),
+        },
+        "devices": [
+            {"rank": r, "host": platform.node(), "device": settings.device} for r in range(job.ranks)
+        ],
+        "transport": settings.transport,
+        "codec": "none",
+        "results": [table.row_json(row, name, program.ranks, predicted) for row, predicted in rows],
+        "out_of_bounds": {"count": bad, "okay": bad == 0},
+        "average_bus_bandwidth": {"bandwidth": average, "okay": bad == 0},
+    }
+
+
+def _write(job: Job, path: str, document: dict[str, object]) -> None:
+    from pathlib import Path
+
+    if job.rank != 0:
+        return
+    text = json.dumps(document, indent=2, allow_nan=False) + "\n"
+    if path == "-":
+        sys.stdout.write(text)
+        sys.stdout.flush()
+        return
+    try:
+        Path(path).write_text(text)
+    except OSError as error:
+        raise EnvironmentProblem(f"--json {path} cannot be written: {error.strerror}") from error
