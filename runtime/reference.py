@@ -84,6 +84,9 @@ class Reference:
         elif name == "reducescatter":
             # MPI's in-place form has its result at the start of the memory; for the time it is all one.
             target = spec(buffers.input if inplace else buffers.output)
+            target[1] = len(buffers.output)
+            if not inplace:
+                source[1] = len(buffers.output)  # counts are of one block
 
             def call() -> None:
                 comm.Reduce_scatter_block(source, target, op=mpi_op)

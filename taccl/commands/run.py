@@ -159,6 +159,7 @@ def _run(job: Job, options: dict[str, Any]) -> bool:
         "the reading of the file", lambda: _prepare(job, options, trace)
     )
     job.agree_on(fingerprint(program, (settings,)), "program, or has other options,")
+    settings = _with_transport(job, settings)
     predict = job.together(
         "the prediction of times", lambda: _predictor(options["topology"], program, collective)
     )
@@ -277,11 +278,22 @@ def _transport(asked: str, device: str) -> str:
         return "mpi"
     if asked == "mpi":
         raise UsageError("--transport mpi moves host memory; with --device cuda give mpi-cuda or staged-mpi")
-    if asked != "auto":
-        return asked
+    return asked
+
+
+def _with_transport(job: Job, settings: Settings) -> Settings:
+    """Resolve `auto` on device memory: rank 0 tries it in child processes, because it may crash."""
+    import dataclasses
+
+    import numpy as np
+
     from taccl.runtime.doctor import mpi_takes_device_memory
 
-    return "mpi-cuda" if mpi_takes_device_memory()[0] else "staged-mpi"
+    if settings.transport != "auto":
+        return settings
+    aware = job.rank == 0 and mpi_takes_device_memory()[0]
+    everyone = job.gather_bytes(np.array([aware], np.uint8), "the probe of device memory")
+    return dataclasses.replace(settings, transport="mpi-cuda" if everyone[0, 0] else "staged-mpi")
 
 
 def _predictor(topology: str | None, program: Program, collective: Collective) -> Any:

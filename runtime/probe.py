@@ -1,0 +1,102 @@
+"""What `taccl doctor` runs in child processes, so that a crash of a library is an answer and not a crash.
+
+    python -m taccl.runtime.probe library           name and version of the MPI library, CUDA query
+    python -m taccl.runtime.probe gpu               devices that CuPy sees
+    mpiexec -n 2 python -m taccl.runtime.probe pair [BYTES...]    a checked exchange of host memory
+    mpiexec -n 2 python -m taccl.runtime.probe cuda               the same with device memory
+
+Each prints one JSON document on stdout (of rank 0).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from taccl.runtime import gpu, mpi
+
+LENGTHS = (1024, 4 * 2**20)  # eager and rendezvous
+
+
+def cuda_query() -> bool | None:
+    """What the loaded MPI library says of itself; None when it does not say. MPI must be loaded.
+
+    mpi4py has no call for it: the function is looked up in the library that the process has mapped.
+    """
+    for path in sorted(set(re.findall(r"\S*/libmpi[^/\s]*\.so\S*", Path("/proc/self/maps").read_text()))):
+        try:
+            loaded = ctypes.CDLL(path)
+        except OSError:
+            continue
+        if hasattr(loaded, "MPIX_Query_cuda_support"):
+            return bool(loaded.MPIX_Query_cuda_support())
+    return None
+
+
+def library() -> dict[str, object]:
+    """The MPI library."""
+    found = mpi.library(mpi.load())
+    return {
+        "name": found.name,
+        "version": found.version,
+        "standard": list(found.standard),
+        "threads": found.threads,
+        "cuda_query": cuda_query(),
+    }
+
+
+def devices() -> dict[str, object]:
+    """The GPUs."""
+    cupy = gpu.load()
+    if cupy is None:
+        return {"devices": [], "why_not": gpu.why_not()}
+    runtime = cupy.cuda.runtime
+    names = [runtime.getDeviceProperties(i)["name"].decode() for i in range(runtime.getDeviceCount())]
+    total = cupy.arange(10, dtype=cupy.float32).sum().get()  # compiles a kernel: needs the toolkit
+    why = "" if float(total) == 45.0 else f"a kernel gave {total} instead of 45"
+    return {"devices": names, "why_not": why, "cupy": cupy.__version__}
+
+
+def exchange(device: bool) -> dict[str, object]:
+    """Two ranks swap data of each length and compare."""
+    MPI = mpi.load()
+    mpi.install_excepthook(MPI)
+    comm = MPI.COMM_WORLD
+    rank, other = comm.Get_rank(), 1 - comm.Get_rank()
+    right = comm.Get_size() == 2
+    for length in LENGTHS if right else ():
+        data = np.arange(length, dtype=np.int64).astype(np.uint8) ^ np.uint8(rank + 1)
+        expected = data ^ np.uint8(rank + 1) ^ np.uint8(other + 1)
+        sent: Any = data
+        received: Any = np.zeros(length, np.uint8)
+        if device:
+            gpu.select(rank)
+            cuda = gpu.Cuda(gpu.load())
+            sent, received = cuda.xp.asarray(sent), cuda.xp.asarray(received)
+            cuda.synchronize()
+        comm.Sendrecv([sent, MPI.BYTE], other, recvbuf=[received, MPI.BYTE], source=other)
+        right &= (
+            bool((received == expected).all()) if not device else bool((received.get() == expected).all())
+        )
+    everyone = comm.allreduce(right, op=MPI.LAND)
+    return {"right": bool(everyone), "ranks": comm.Get_size()}
+
+
+def main(what: str) -> None:
+    """Print the JSON of one probe."""
+    probes = {
+        "library": library, "gpu": devices,
+        "pair": lambda: exchange(False), "cuda": lambda: exchange(True),
+    }  # fmt: skip
+    document = probes[what]()
+    if mpi.launcher().rank == 0:
+        print(json.dumps(document), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
