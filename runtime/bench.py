@@ -25,6 +25,7 @@ from taccl.runtime.bind import (
     memory_chunks,
 )  # fmt: skip
 from taccl.runtime.dtypes import DType
+from taccl.runtime.executor import Transport
 from taccl.runtime.job import Job
 from taccl.runtime.layout import Layout, layout
 from taccl.runtime.reference import Reference
@@ -136,8 +137,9 @@ def _measure_mode(
     buffers = host if cuda is None else _device_buffers(cuda, compiled, shape, dtype, job.rank)
     chunk_bytes = shape.chunk_elements * dtype.bytes
     mpi_transport = MpiTransport(job.MPI, job.data, chunk_bytes, cuda)
-    staged = cuda is not None and settings.transport == "staged-mpi"
-    transport = StagedTransport(mpi_transport, cuda) if staged else mpi_transport
+    transport: Transport = mpi_transport
+    if cuda is not None and settings.transport == "staged-mpi":
+        transport = StagedTransport(mpi_transport, cuda)
     # Timed runs reduce again and again into the same data, which may overflow; checked runs never do.
     with np.errstate(all="ignore"):
         bound = job.together(

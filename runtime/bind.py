@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,7 +33,7 @@ def compile_program(
     program: Program,
     collective: Collective,
     inplace: bool,
-    wanted: tuple[int, ...],
+    wanted: Sequence[int],
     order: Trace | None = None,
 ) -> Compiled:
     """Compile for the wanted ranks. In place, input and output are views of one memory where the collective

@@ -222,7 +222,8 @@ def finishes(plans: Sequence[Plan]) -> bool:
             continue
         started.add((rank, number))
         ends = (op.peer, rank, op.tag) if op.kind == "recv" else (rank, op.peer, op.tag)
-        other = index[(op.kind != "recv", *ends)]
+        key = (op.kind != "recv", *ends)
+        other = index[key]
         if other in started:
             complete(rank, number)
             complete(*other)

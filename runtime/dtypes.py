@@ -112,16 +112,19 @@ def table(dtype: DType, op: str | None, rank: int, ranks: int) -> Array:
             values = np.where((x * 3 + rank) % 5 == 0, -values, values)
     else:
         values = (x * 31 + rank * 17) % 127 - (63 if dtype.signed else 0)
-    return values.astype(dtype.numpy)
+    typed: Array = values.astype(dtype.numpy)
+    return typed
 
 
 def _sum_values(dtype: DType, x: Array, rank: int, ranks: int) -> Array:
     per_rank = min(dtype.exact // ranks, 1000)
     if per_rank < 1:  # more ranks than the type can count: ones on some ranks, zeros on the others
         spread = -(-ranks // dtype.exact)
-        return ((x + rank) % spread == 0).astype(np.int64)
+        ones: Array = ((x + rank) % spread == 0).astype(np.int64)
+        return ones
     values = (x * 7 + rank * 13) % (per_rank + 1)
-    return np.where((x + rank) % 3 == 0, -values, values) if dtype.signed else values
+    signed: Array = np.where((x + rank) % 3 == 0, -values, values) if dtype.signed else values
+    return signed
 
 
 def reduce_exactly(dtype: DType, op: str, operands: Iterable[Array]) -> Array:

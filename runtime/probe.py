@@ -14,6 +14,7 @@ import ctypes
 import json
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +90,7 @@ def exchange(device: bool) -> dict[str, object]:
 
 def main(what: str) -> None:
     """Print the JSON of one probe."""
-    probes = {
+    probes: dict[str, Callable[[], dict[str, object]]] = {
         "library": library, "gpu": devices,
         "pair": lambda: exchange(False), "cuda": lambda: exchange(True),
     }  # fmt: skip

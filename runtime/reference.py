@@ -91,11 +91,11 @@ class Reference:
             def call() -> None:
                 comm.Reduce_scatter_block(source, target, op=mpi_op)
         else:
-            target = spec(buffers.output) if rank == root else None
+            result = spec(buffers.output) if rank == root else None
             given = source if rank == root else spec(buffers.input)
 
             def call() -> None:
-                comm.Reduce(given, target, op=mpi_op, root=root)
+                comm.Reduce(given, result, op=mpi_op, root=root)
 
         if op != "avg" or (name == "reduce" and rank != root):
             return call

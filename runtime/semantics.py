@@ -90,7 +90,7 @@ def _origins(program: Program, order: Trace) -> list[dict[int, Origin]]:
 def _demand(program: Program, order: Trace) -> list[list[int]]:
     """demand[i][j]: chunks that rank i sends to rank j."""
     demand = [[0] * program.ranks for _ in program.gpus]
-    next_input = {}
+    next_input: dict[int, int] = {}
     for destination, cells in enumerate(_origins(program, order)):
         for source, _ in cells.values():
             demand[source][destination] += 1

@@ -51,7 +51,7 @@ def trace(program: Program) -> Trace:
     sends, receives = _ends(program)
     _check_steps(program)
     send_tag, recv_tag = _match(program, sends, receives)
-    partner = {}  # receive -> send
+    partner: dict[Place, Place] = {}  # receive -> send
     for connection, places in receives.items():
         partner.update(zip(places, sends[connection], strict=True))
 

@@ -25,7 +25,7 @@ UNITS = {
 }  # fmt: skip
 
 
-class Size(click.ParamType):
+class Size(click.ParamType):  # type: ignore[type-arg]
     """Bytes: 65536, 64K (K, M, G count in 1024, as nccl-tests does), 64KiB, or 64KB (1000)."""
 
     name = "size"
@@ -132,7 +132,7 @@ class RankedCommand(click.Command):
 )
 @click.option("-v", "--verbose", is_flag=True, help="Say which transport and memory each rank uses.")
 @click.pass_context
-def command(ctx: click.Context, **options: Any) -> None:
+def command(ctx: click.Context, /, **options: Any) -> None:
     """Execute a program on real ranks and check every result (under mpiexec).
 
     FILE is MSCCL XML or a native .json algorithm. Columns are nccl-tests', then MPI's own collective in the
@@ -304,8 +304,8 @@ def _predictor(topology: str | None, program: Program, collective: Collective) -
     from taccl.synth.simulate import simulate
 
     loaded = load_topology(topology)
-    if len(loaded.ranks) != program.ranks:
-        raise UsageError(f"{topology} has {len(loaded.ranks)} ranks, the program {program.ranks}")
+    if loaded.ranks != program.ranks:
+        raise UsageError(f"{topology} has {loaded.ranks} ranks, the program {program.ranks}")
     return lambda size: simulate(program, loaded, size, collective).time_us
 
 
