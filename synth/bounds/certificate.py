@@ -2,7 +2,7 @@
 
 In a deadline T resource R carries at most (T - offset_R)^+ ticks of useful data. So for any weights w >= 0
 
-    sum_R w_R (T - offset_R)^+  >=  sum_links length(l) * chunks over l,   length(l) = sum_{R held by l} w_R beta_R,
+    sum_R w_R (T - offset_R)^+  >=  sum_l length(l) * (chunks over l),   length(l) = sum_{R held by l} w_R beta_R,
 
 and the right side is at least what the demand needs: by rows (chunks that must cross a set of links) when
 the lengths cover the rows' multipliers, or by shortest paths when no two destinations share data. The least
@@ -13,6 +13,7 @@ rounded to rationals, repaired where rounding broke a condition, and evaluated i
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -78,53 +79,58 @@ def by_rows(
 
 def by_paths(
     network: Network,
+    ends: Sequence[tuple[int, int]],
     offsets: Sequence[int],
-    demand: Mapping[tuple[int, int], int],
+    demand: Sequence[tuple[int, Sequence[tuple[tuple[int, ...], int]]]],
     weights: Mapping[int, Fraction],
     closed: Sequence[int],
 ) -> Certificate:
-    """The time that shortest paths prove for demand[source, destination] chunks of unshared data.
+    """The time that shortest paths prove for unshared demand: (sink, [(ranks that have them, chunks)]).
 
     Links that hold a `closed` resource (one that opens only after the times under test) count as very long.
+    For one sink the row of the certificate is the cut round the ranks at distance 0 from it.
     """
-    scale = 1
-    for weight in weights.values():
-        scale = scale * weight.denominator // _gcd(scale, weight.denominator)
+    scale = math.lcm(1, *(weight.denominator for weight in weights.values()))
     whole = {r: int(w * scale) for r, w in weights.items() if w > 0}
     length = [sum(whole.get(r, 0) * network.beta[r] for r in held) for held in network.holds]
     far = 1 + sum(length)
     shut = set(closed)
-    for link, held in enumerate(network.holds):
+    for held in network.holds if shut else ():
         blocking = [r for r in held if r in shut]
         if blocking:
             latest = max(blocking, key=lambda r: (offsets[r], -r))
             whole[latest] = max(whole.get(latest, 0), -(-far // network.beta[latest]))
     length = [sum(whole.get(r, 0) * network.beta[r] for r in held) for held in network.holds]
     into: list[list[tuple[int, int]]] = [[] for _ in range(network.ranks)]
-    for link, (a, b) in enumerate(network.ends):
-        into[b].append((a, length[link]))
+    for (a, b), step in zip(ends, length, strict=True):
+        into[b].append((a, step))
     needed = 0
-    by_destination: dict[int, list[tuple[int, int]]] = {}
-    for (source, destination), chunks in sorted(demand.items()):
-        by_destination.setdefault(destination, []).append((source, chunks))
-    for destination, wanted in by_destination.items():
-        distance = {destination: 0}
-        queue = [(0, destination)]
+    distance: dict[int, int] = {}
+    for sink, wanted in demand:
+        distance = {sink: 0}
+        queue = [(0, sink)]
         while queue:
             so_far, rank = heapq.heappop(queue)
             if so_far > distance[rank]:
                 continue
             for other, step in into[rank]:
-                if so_far + step < distance.get(other, UNREACHABLE * far):
+                if other not in distance or so_far + step < distance[other]:
                     distance[other] = so_far + step
                     heapq.heappush(queue, (so_far + step, other))
-        if any(source not in distance for source, _ in wanted):
-            return Certificate(Fraction(UNREACHABLE), ())
-        needed += sum(chunks * distance[source] for source, chunks in wanted)
-    final = {r: Fraction(w, scale) for r, w in whole.items() if w > 0}
-    return Certificate(
-        least_deadline(final, offsets, Fraction(needed, scale)), tuple(sorted(final.items()))
-    )  # fmt: skip
+        for group, chunks in wanted:
+            reached = [distance[rank] for rank in group if rank in distance]
+            if not reached:
+                return Certificate(Fraction(UNREACHABLE), ())
+            needed += chunks * min(reached)
+    final = tuple((r, Fraction(w, scale)) for r, w in sorted(whole.items()) if w > 0)
+    time = least_deadline(dict(final), offsets, Fraction(needed, scale))
+    rows: tuple[tuple[Row, Fraction], ...] = ()
+    if len(demand) == 1:
+        side = {rank for rank, steps in distance.items() if not steps}
+        links = tuple(e for e, (a, b) in enumerate(ends) if a not in side and b in side)
+        crossing = sum(chunks for group, chunks in demand[0][1] if not side.intersection(group))
+        rows = ((Row(links, crossing, tuple(sorted(side))), Fraction(1)),)
+    return Certificate(time, tuple((r, w) for r, w in final if offsets[r] < time), rows)
 
 
 def roundings(values: Sequence[float]) -> list[list[Fraction]]:
@@ -137,9 +143,3 @@ def roundings(values: Sequence[float]) -> list[list[Fraction]]:
         [Fraction(v).limit_denominator(2520) if v > 1e-9 else Fraction(0) for v in scaled],
         [Fraction(round(v * 2**40), 2**40) for v in scaled],
     ]
-
-
-def _gcd(a: int, b: int) -> int:
-    while b:
-        a, b = b, a % b
-    return a

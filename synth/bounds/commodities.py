@@ -1,39 +1,129 @@
-"""The multicommodity flow bound for collectives whose chunks each have one destination (alltoall and kin).
+"""Flow bounds as linear programs over link flows: one sink at a time, and many sinks whose data is not shared.
 
-One flow a destination (sources aggregated), all sharing the resources; minimise T. By linear programming
-duality the optimum is a set of resource weights, and any weights prove a time through shortest paths.
+Minimise T such that the flows fit into T - offset at every open resource. By linear programming duality the
+optimum is a set of resource weights, and any weights prove a time through shortest paths (certificate.py).
+Capacities (T - offset)^+ bend at each offset: the program is solved with the resources open that a time
+opens, and again at the time that this proved, until nothing more is proved.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from fractions import Fraction
+from typing import Any
 
 from ortools.linear_solver import pywraplp
-
 from taccl.synth.bounds.certificate import Certificate, by_paths, roundings
 from taccl.synth.bounds.network import UNREACHABLE, Network
 
 MAX_ROUNDS = 20
 MAX_VARIABLES = 30_000  # flows x links; beyond it the program takes more than seconds
+Ends = Sequence[tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Sink:
+    """`groups[ranks]` chunks, each available at any rank of its group, must all reach `rank`."""
+
+    rank: int
+    groups: Mapping[frozenset[int], int]
+
+    def demand(self, side: frozenset[int]) -> int:
+        """Chunks that must enter a set of ranks that holds the sink."""
+        return sum(chunks for ranks, chunks in self.groups.items() if not ranks & side)
+
+
+@dataclass(slots=True)
+class FlowProgram:
+    """A linear program with one flow for each of some sinks; built once, its numbers set before each solve."""
+
+    network: Network
+    ends: Ends  # the links' ends, turned round for demand that is stated backwards
+    flows: int  # how many sinks are served at once
+    solver: Any = field(init=False)
+    capacity: list[Any] = field(init=False)  # per resource
+    loads: list[list[Any]] = field(init=False)  # per flow, per link
+    balance: list[list[Any]] = field(init=False)  # per flow, per rank
+
+    def __post_init__(self) -> None:
+        self.solver = solver = pywraplp.Solver.CreateSolver("GLOP")
+        unit, infinity = float(self.network.ticks_per_us), solver.infinity()
+        deadline = solver.NumVar(0, infinity, "T")
+        solver.Minimize(deadline)
+        self.capacity = [solver.Constraint(-infinity, 0) for _ in self.network.beta]
+        for row in self.capacity:
+            row.SetCoefficient(deadline, -1)
+        self.loads, self.balance = [], []
+        per_chunk = [beta / unit for beta in self.network.beta]
+        for _ in range(self.flows):
+            balance = [solver.Constraint(0, infinity) for _ in range(self.network.ranks)]
+            loads = []
+            for held, (a, b) in zip(self.network.holds, self.ends, strict=True):
+                load = solver.NumVar(0, infinity, "")
+                balance[a].SetCoefficient(load, 1)
+                balance[b].SetCoefficient(load, -1)
+                for r in held:
+                    self.capacity[r].SetCoefficient(load, per_chunk[r])
+                loads.append(load)
+            self.loads.append(loads)
+            self.balance.append(balance)
+
+    def prices(
+        self, sinks: Sequence[Sink], offsets: Sequence[int], time: Fraction
+    ) -> tuple[float, list[float]]:
+        """(least T in us, dual price of each resource) with the resources open that `time` opens.
+
+        T is infinite, and the prices are 0, when the open links cannot carry the demand at all.
+        """
+        infinity, unit = self.solver.infinity(), float(self.network.ticks_per_us)
+        closed = {r for r, offset in enumerate(offsets) if offset > time}
+        for r, row in enumerate(self.capacity):
+            row.SetBounds(-infinity, infinity if r in closed else -offsets[r] / unit)
+        extra: list[tuple[Any, Any]] = []
+        for sink, loads, balance in zip(sinks, self.loads, self.balance, strict=True):
+            for held, load in zip(self.network.holds, loads, strict=True):
+                load.SetUb(0.0 if closed.intersection(held) else infinity)
+            supply = [0] * self.network.ranks
+            for group, chunks in sink.groups.items():
+                if len(group) == 1:
+                    supply[min(group)] += chunks
+                elif chunks:
+                    row = self.solver.Constraint(float(chunks), infinity)
+                    for rank in sorted(group):
+                        share = self.solver.NumVar(0, infinity, "")
+                        row.SetCoefficient(share, 1)
+                        balance[rank].SetCoefficient(share, -1)
+                        extra.append((row, share))
+            for rank, row in enumerate(balance):
+                row.SetBounds(-infinity if rank == sink.rank else float(supply[rank]), infinity)
+        solved = self.solver.Solve() == pywraplp.Solver.OPTIMAL
+        prices = [max(0.0, -row.dual_value()) if solved else 0.0 for row in self.capacity]
+        least = self.solver.Objective().Value() if solved else infinity
+        for row, share in extra:  # leave the program as it was found
+            row.SetBounds(-infinity, infinity)
+            share.SetUb(0.0)
+        return least, prices
 
 
 def least_time(
-    network: Network, offsets: Sequence[int], demand: Mapping[tuple[int, int], int], start: Fraction
+    program: FlowProgram, offsets: Sequence[int], sinks: Sequence[Sink], start: Fraction
 ) -> Certificate | None:
-    """The best proven time above `start` (ticks) for demand[source, destination] chunks; None for none."""
+    """The best proven time above `start` (ticks) by which all sinks can be served; None for none.
+
+    The sinks' data must be unshared: a chunk that two sinks want has to be sent twice.
+    """
+    network = program.network
     found: Certificate | None = None
     time = start
-    destinations = sorted({d for (s, d), chunks in demand.items() if chunks and s != d})
-    if len(destinations) * len(network.ends) > MAX_VARIABLES:
-        return None
     for _ in range(MAX_ROUNDS):
-        is_open = [offset <= time for offset in offsets]
-        closed = [r for r, is_r_open in enumerate(is_open) if not is_r_open]
-        prices = _prices(network, offsets, demand, destinations, is_open)
+        least, prices = program.prices(sinks, offsets, time)
+        if least * network.ticks_per_us <= float(time) * (1 + 1e-12):
+            return found
+        closed = [r for r, offset in enumerate(offsets) if offset > time]
         proofs = [
-            by_paths(network, offsets, demand, dict(zip(prices, weights, strict=True)), closed)
-            for weights in roundings(list(prices.values()))
+            by_paths(network, program.ends, offsets, sinks_demand(sinks), dict(enumerate(weights)), closed)
+            for weights in roundings(prices)
         ]
         best = max(proofs, key=lambda proof: proof.time)
         if best.time <= time:
@@ -44,41 +134,9 @@ def least_time(
     return found
 
 
-def _prices(
-    network: Network,
-    offsets: Sequence[int],
-    demand: Mapping[tuple[int, int], int],
-    destinations: Sequence[int],
-    is_open: Sequence[bool],
-) -> dict[int, float]:
-    """Dual prices of the open resources; empty when the open links cannot carry the demand at all."""
-    solver = pywraplp.Solver.CreateSolver("GLOP")
-    unit = float(network.ticks_per_us)
-    infinity = solver.infinity()
-    deadline = solver.NumVar(0, infinity, "T")
-    solver.Minimize(deadline)
-    usable = [e for e, held in enumerate(network.holds) if all(is_open[r] for r in held)]
-    capacity = {}
-    for resource, links in enumerate(network.crossing):
-        if is_open[resource] and any(is_open[r] for e in links for r in network.holds[e]):
-            capacity[resource] = solver.Constraint(-infinity, -offsets[resource] / unit)
-            capacity[resource].SetCoefficient(deadline, -1)
-    for destination in destinations:
-        balance = {
-            v: solver.Constraint(float(demand.get((v, destination), 0)), infinity)
-            for v in range(network.ranks)
-            if v != destination
-        }
-        for e in usable:
-            a, b = network.ends[e]
-            if a == destination:
-                continue
-            flow = solver.NumVar(0, infinity, "")
-            balance[a].SetCoefficient(flow, 1)
-            if b != destination:
-                balance[b].SetCoefficient(flow, -1)
-            for r in network.holds[e]:
-                capacity[r].SetCoefficient(flow, network.beta[r] / unit)
-    if solver.Solve() != pywraplp.Solver.OPTIMAL:
-        return {}
-    return {r: max(0.0, -row.dual_value()) for r, row in capacity.items()}
+def sinks_demand(sinks: Iterable[Sink]) -> list[tuple[int, list[tuple[tuple[int, ...], int]]]]:
+    """Sinks as plain sorted tuples: (rank, [(ranks of a group, chunks)])."""
+    return [
+        (sink.rank, sorted((tuple(sorted(group)), chunks) for group, chunks in sink.groups.items()))
+        for sink in sinks
+    ]

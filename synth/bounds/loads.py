@@ -9,31 +9,17 @@ between two offsets and restarted beyond, with the exact certificate of the last
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 
 import numpy as np
 from ortools.graph.python import max_flow
 from ortools.linear_solver import pywraplp
-
 from taccl.synth.bounds.certificate import Certificate, Row, by_rows, roundings
+from taccl.synth.bounds.commodities import Ends, Sink
 from taccl.synth.bounds.network import UNREACHABLE, Network
 
 MAX_ROUNDS = 60
-Ends = Sequence[tuple[int, int]]
-
-
-@dataclass(frozen=True, slots=True)
-class Sink:
-    """`groups[ranks]` chunks, each available at any rank of its group, must all reach `rank`."""
-
-    rank: int
-    groups: Mapping[frozenset[int], int]
-
-    def demand(self, side: frozenset[int]) -> int:
-        """Chunks that must enter a set of ranks that holds the sink."""
-        return sum(chunks for ranks, chunks in self.groups.items() if not ranks & side)
 
 
 def least_time(
@@ -54,11 +40,13 @@ def least_time(
     for _ in range(MAX_ROUNDS):
         is_open = [offset <= time for offset in offsets]
         usable = [all(is_open[r] for r in held) for held in network.holds]
+        if _even_loads_suffice(network, offsets, ends, sinks, known, usable, time):
+            return found
         blocked = [row for row in known if row.demand and not any(usable[e] for e in row.links)]
         if blocked:
             proofs = [by_rows(network, offsets, [(row, Fraction(1))], {}) for row in blocked]
         else:
-            proofs = _solve(network, offsets, ends, sinks, known, is_open, usable)
+            proofs = _solve(network, offsets, ends, sinks, known, is_open, usable, time)
         best = max(proofs, key=lambda proof: proof.time, default=None)
         if best is None or best.time <= time:
             return found
@@ -76,6 +64,7 @@ def _solve(
     known: list[Row],
     is_open: Sequence[bool],
     usable: Sequence[bool],
+    time: Fraction,
 ) -> list[Certificate]:
     """One linear program with resources open as given; rows found on the way are added to `known`."""
     solver = pywraplp.Solver.CreateSolver("GLOP")
@@ -123,9 +112,31 @@ def _solve(
             return [by_rows(network, offsets, [(row, Fraction(1))], {}) for row in blocked]
     else:
         solver.Solve()
+    if solver.Objective().Value() * unit <= float(time) * (1 + 1e-12):
+        return []
     duals = [max(0.0, c.dual_value()) for c in constraints]  # type: ignore[attr-defined]
     prices = {r: max(0.0, -row.dual_value()) for r, row in capacity.items()}
     return exact(network, offsets, known, duals, prices)
+
+
+def _even_loads_suffice(
+    network: Network,
+    offsets: Sequence[int],
+    ends: Ends,
+    sinks: Sequence[Sink],
+    rows: Sequence[Row],
+    usable: Sequence[bool],
+    time: Fraction,
+) -> bool:
+    """Whether sharing every resource evenly among its links meets all cuts at `time`: then no program is needed."""
+    users = [sum(usable[e] for e in links) for links in network.crossing]
+    loads = [
+        min(float(time - offsets[r]) / network.beta[r] / users[r] for r in held) if usable[e] else 0.0
+        for e, held in enumerate(network.holds)
+    ]
+    if any(sum(loads[e] for e in row.links) < row.demand * (1 - 1e-9) for row in rows):
+        return False
+    return not any(violated_cuts(network.ranks, ends, sink, loads) for sink in sinks)
 
 
 def exact(
@@ -141,9 +152,10 @@ def exact(
     proofs = []
     for weights in roundings([prices[r] for r in resources]):
         exact_weights = dict(zip(resources, weights, strict=True))
+        priced = {e for r, w in exact_weights.items() if w for e in network.crossing[r]}
         lengths = (
-            sum((exact_weights.get(r, Fraction(0)) * network.beta[r] for r in held), Fraction(0))
-            for held in network.holds
+            sum((exact_weights.get(r, Fraction(0)) * network.beta[r] for r in network.holds[e]), Fraction(0))
+            for e in priced
         )
         unit = max(lengths, default=Fraction(0))
         if not unit:

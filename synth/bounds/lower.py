@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -10,9 +11,11 @@ from taccl.profiles.topology import Topology
 from taccl.synth.bounds import commodities, loads
 from taccl.synth.bounds.bound import Bottleneck, Bound, Crossing, ranks_text, strongest
 from taccl.synth.bounds.certificate import Certificate, Row
-from taccl.synth.bounds.loads import Sink
+from taccl.synth.bounds.commodities import MAX_VARIABLES, FlowProgram, Sink
+from taccl.synth.bounds.growth import growth_time, relay_time
 from taccl.synth.bounds.network import UNREACHABLE, Network, distances, fluid, offsets
 from taccl.synth.collective import Collective
+from taccl.synth.cost import FS_PER_US
 
 Wants = dict[tuple[frozenset[int], frozenset[int]], int]
 
@@ -49,11 +52,14 @@ def wanted(collective: Collective) -> Wants:
 
 
 def bounds_on(network: Network, collective: Collective, wants: Wants) -> Bound:
-    """Every bound on one network (fluid or whole chunks), the strongest chosen."""
+    """Every bound on one network (fluid or whole chunks), the strongest chosen.
+
+    Each one only has to beat those before it, so that most are settled by one small program.
+    """
     found = [distance_bound(network, collective.combining, wants)]
-    floor = _ticks(network, found[0])
-    found += sink_bounds(network, collective.combining, wants, floor)
-    found += shared_bounds(network, collective, wants, floor)
+    found += sink_bounds(network, collective.combining, wants, _best(network, found))
+    found += shared_bounds(network, collective, wants, _best(network, found))
+    found += spread_bounds(network, collective, wants, _best(network, found))
     return strongest(found)
 
 
@@ -118,8 +124,8 @@ def sides(combining: bool, wants: Wants, ranks: int) -> list[_Side]:
 
 def sink_bounds(network: Network, combining: bool, wants: Wants, floor: Fraction) -> list[Bound]:
     """For every rank the flow that must reach it and the flow that must leave it, with head and tail."""
-    turned = [(b, a) for a, b in network.ends]
     found = []
+    programs: dict[bool, FlowProgram] = {}
     for side in sides(combining, wants, network.ranks):
         sink = side.sink
         others = frozenset().union(*sink.groups)
@@ -130,8 +136,12 @@ def sink_bounds(network: Network, combining: bool, wants: Wants, floor: Fraction
             head = distances(network, others)
             tail = distances(network, [sink.rank], backwards=True)
         when = offsets(network, head, tail)
-        proof = loads.least_time(network, when, turned if side.leaving else network.ends, [sink], floor)
+        if side.leaving not in programs:
+            ends = [(b, a) for a, b in network.ends] if side.leaving else network.ends
+            programs[side.leaving] = FlowProgram(network, ends, 1)
+        proof = commodities.least_time(programs[side.leaving], when, [sink], floor)
         if proof is not None:
+            floor = proof.time
             found.append(_named(network, proof, when, "max-flow cut", side.leaving))
     return found
 
@@ -149,21 +159,54 @@ def shared_bounds(network: Network, collective: Collective, wants: Wants, floor:
         pairs += [Sink(0, {frozenset({r}): total}) for r in ranks if r] if total else []
         proof = loads.least_time(network, when, network.ends, pairs, floor, gossip_rows(network, total))
         return [_named(network, proof, when, "gossip", False)] if proof else []
-    if all(len(d) == 1 for _, d in wants) and not collective.combining:
-        demand = {(min(s), min(d)): 0 for s, d in wants if len(s) == 1}
-        for (s, d), chunks in wants.items():
-            if len(s) == 1:
-                demand[min(s), min(d)] += chunks
-        proof = commodities.least_time(network, when, demand, floor)
-        return [_named(network, proof, when, "multicommodity flow", False)] if proof else []
     facing = [
         s for s in sides(collective.combining, wants, network.ranks) if s.leaving == collective.combining
     ]
+    if all(len(d) == 1 for _, d in wants) and not collective.combining:
+        if len(facing) * len(network.ends) > MAX_VARIABLES:
+            return []
+        program = FlowProgram(network, network.ends, len(facing))
+        proof = commodities.least_time(program, when, [side.sink for side in facing], floor)
+        return [_named(network, proof, when, "multicommodity flow", False)] if proof else []
     if len(facing) < 2:
         return []
     ends = [(b, a) for a, b in network.ends] if collective.combining else network.ends
     proof = loads.least_time(network, when, ends, [side.sink for side in facing], floor)
     return [_named(network, proof, when, "tree packing", collective.combining)] if proof else []
+
+
+def spread_bounds(network: Network, collective: Collective, wants: Wants, floor: Fraction) -> list[Bound]:
+    """Bounds from the number of messages: growth towards and away from a rank, relays of an alltoall."""
+    combining = collective.combining
+    found = []
+    entering, leaving = [0] * network.ranks, [0] * network.ranks
+    heard: dict[int, set[int]] = {}
+    told: dict[int, set[int]] = {}
+    for (sources, destinations), chunks in wants.items():
+        for d in destinations:
+            if d not in sources or len(sources) > 1:
+                entering[d] += chunks
+            if combining or len(sources) == 1:
+                heard.setdefault(d, {d}).update(sources)
+        for s in sources if combining or len(sources) == 1 else ():
+            if destinations - {s}:
+                leaving[s] += chunks
+            told.setdefault(s, {s}).update(destinations)
+    for backwards, forced, known in ((False, entering, heard), (True, leaving, told)):
+        needed = {rank: len(ranks) for rank, ranks in known.items() if len(ranks) > 1}
+        late = growth_time(network, forced, needed, math.floor(floor), backwards)
+        if late is not None:
+            floor = Fraction(late[0])
+            what = f"messages that spread data from rank {late[1]}" if backwards else ""
+            what = what or f"messages that bring the data of {needed[late[1]]} ranks to rank {late[1]}"
+            found.append(Bound(network.to_fs(floor), f"latency of the {what}"))
+    if not combining and all(len(s) == len(d) == 1 for s, d in wants):
+        pairs = [chunks for (s, d), chunks in wants.items() if s != d]
+        if len(pairs) == network.ranks * (network.ranks - 1):
+            relayed = relay_time(network, entering, min(pairs), math.floor(floor))
+            if relayed is not None:
+                found.append(Bound(network.to_fs(relayed), "latency of messages against traffic of relays"))
+    return found
 
 
 def gossip_rows(network: Network, chunks: int) -> list[Row]:
@@ -183,17 +226,15 @@ def gossip_rows(network: Network, chunks: int) -> list[Row]:
     return rows
 
 
-def _ticks(network: Network, bound: Bound) -> Fraction:
-    return Fraction(bound.time_fs * network.ticks_per_us, 10**9)
+def _best(network: Network, found: Sequence[Bound]) -> Fraction:
+    return Fraction(max(bound.time_fs for bound in found) * network.ticks_per_us, FS_PER_US)
 
 
 def _named(network: Network, proof: Certificate, when: Sequence[int], kind: str, leaving: bool) -> Bound:
     weights = sorted(proof.weights, key=lambda item: (-item[1] * network.beta[item[0]], item[0]))
     heaviest = weights[0][1] * network.beta[weights[0][0]] if weights else Fraction(1)
     crossing = tuple(
-        Crossing(
-            network.names[r], r, float(w * network.beta[r] / heaviest), network.to_us(when[r])
-        )  # fmt: skip
+        Crossing(network.names[r], r, float(w * network.beta[r] / heaviest), network.to_us(when[r]))
         for r, w in weights
     )
     main = max(proof.rows, key=lambda item: item[1] * item[0].demand, default=None)

@@ -54,7 +54,8 @@ def fluid(topology: Topology, chunk_bytes: Fraction) -> Network:
     per_chunk = chunk_bytes / 10**6
     alphas = [link.alpha_us for link in topology.links]
     occupancies = [link.occupancy_us for link in topology.links]
-    betas = [x.beta_us_per_mb * per_chunk for x in (*topology.links, *topology.ports)]
+    rates = [link.beta_us_per_mb for link in topology.links] + [p.beta_us_per_mb for p in topology.ports]
+    betas = [rate * per_chunk for rate in rates]
     ticks = math.lcm(1, *(f.denominator for f in (*alphas, *occupancies, *betas)))
     beta = [int(b * ticks) for b in betas]
     return _network(
