@@ -11,10 +11,10 @@ import re
 from collections.abc import Sequence
 
 from lxml import etree
-
-from taccl.errors import Diagnostic, InvalidInput
 from taccl.synth.collective import COMBINING, NAMES, ROOTED
 from taccl.synth.program import PROTOCOLS, STEP_KINDS, Program, RankProgram, Step, Threadblock
+
+from taccl.errors import Diagnostic, InvalidInput
 
 MAX_FILE_BYTES = 128 << 20
 MAX_ELEMENTS = 4 << 20

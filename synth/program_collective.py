@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from taccl.errors import CheckFailed
 from taccl.synth.collective import NAMES, Chunk, Collective, build
+
+from taccl.errors import CheckFailed
 
 # How many chunks of the loop belong to one natural block; the rest of the names need the caller's collective.
 _BLOCKS_OF_RANKS = frozenset({"allgather", "alltoall", "reducescatter", "gather", "scatter"})
