@@ -46,9 +46,7 @@ def direct_alltoall(n, k=1):
         tbs = [(-1, -1, 0, [("cpy", "i", r * k, "o", r * k, k)])]
         for p in range(n):
             if p != r:
-                tbs.append(
-                    (p, p, 0, [("s", "i", p * k, "o", r * k, k), ("r", "i", r * k, "o", p * k, k)])
-                )
+                tbs.append((p, p, 0, [("s", "i", p * k, "o", r * k, k), ("r", "i", r * k, "o", p * k, k)]))
         gpus.append((n * k, n * k, 0, tbs))
     return program("alltoall", n, n * k, gpus)
 
@@ -57,9 +55,7 @@ def inplace_exchange(n):
     """Alltoall in place by pairwise exchange: works only because sends are buffered."""
     gpus = []
     for r in range(n):
-        tbs = [
-            (p, p, 0, [("s", "i", p, "i", r, 1), ("r", "i", r, "i", p, 1)]) for p in range(n) if p != r
-        ]
+        tbs = [(p, p, 0, [("s", "i", p, "i", r, 1), ("r", "i", r, "i", p, 1)]) for p in range(n) if p != r]
         gpus.append((n, 0, 0, tbs))
     return program("alltoall", n, n, gpus, inplace=True, outofplace=False)
 
@@ -69,15 +65,15 @@ def ring_allreduce(n, k=1, *, inplace=True):
     buffer = "i" if inplace else "o"
     gpus = []
     for r in range(n):
-        at = lambda hop: (r - hop) % n * k  # noqa: E731
-        steps = [("s", "i", at(0), "i", at(0), k)]
+        at = [(r - hop) % n * k for hop in range(2 * n)]
+        steps = [("s", "i", at[0], "i", at[0], k)]
         for hop in range(1, n - 1):
-            steps.append(("rrs", "i", at(hop), "i", at(hop), k))
+            steps.append(("rrs", "i", at[hop], "i", at[hop], k))
         if n > 1:
-            steps.append(("rrcs", "i", at(n - 1), buffer, at(n - 1), k))
+            steps.append(("rrcs", "i", at[n - 1], buffer, at[n - 1], k))
             for hop in range(n, 2 * n - 2):
-                steps.append(("rcs", buffer, at(hop), buffer, at(hop), k))
-            steps.append(("r", buffer, at(2 * n - 2), buffer, at(2 * n - 2), k))
+                steps.append(("rcs", buffer, at[hop], buffer, at[hop], k))
+            steps.append(("r", buffer, at[2 * n - 2], buffer, at[2 * n - 2], k))
         gpus.append((n * k, 0 if inplace else n * k, 0, [((r + 1) % n, (r - 1) % n, 0, steps)]))
     return program("allreduce", n, n * k, gpus, inplace=inplace, outofplace=not inplace)
 
@@ -86,10 +82,10 @@ def ring_reducescatter(n, k=1):
     """Out of place: partial sums travel, the last addition lands in the output."""
     gpus = []
     for r in range(n):
-        at = lambda hop: (r - 1 - hop) % n * k  # noqa: E731
-        steps = [("s", "i", at(0), "i", at(0), k)]
-        steps += [("rrs", "i", at(hop), "i", at(hop), k) for hop in range(1, n - 1)]
-        steps.append(("rrc", "i", at(n - 1), "o", 0, k))
+        at = [(r - 1 - hop) % n * k for hop in range(n)]
+        steps = [("s", "i", at[0], "i", at[0], k)]
+        steps += [("rrs", "i", at[hop], "i", at[hop], k) for hop in range(1, n - 1)]
+        steps.append(("rrc", "i", at[n - 1], "o", 0, k))
         gpus.append((n * k, k, 0, [((r + 1) % n, (r - 1) % n, 0, steps)]))
     return program("reducescatter", n, n * k, gpus)
 

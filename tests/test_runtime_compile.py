@@ -1,0 +1,87 @@
+"""The graph of operations: hazards, staging, freedom from deadlock."""
+
+import pytest
+import runtime_programs as programs
+from taccl.runtime.compile import Operation, Plan, compile_ranks, finishes
+from taccl.runtime.semantics import collective_of
+from taccl.runtime.trace import trace
+
+
+def plans(program, *, inplace=False):
+    order = trace(program)
+    collective = collective_of(program, order)
+    views = {r: pair for r, pair in enumerate(collective.inplace) if pair is not None} if inplace else {}
+    return compile_ranks(program, order, views, range(program.ranks))
+
+
+def test_receives_into_fresh_memory_go_there_directly_and_wait_for_nothing():
+    for plan in plans(programs.ring_allgather(4)):
+        receives = [op for op in plan.operations if op.kind == "recv"]
+        assert len(receives) == 3
+        assert all(op.predecessors == () and op.dst[0] == "o" for op in receives)
+        assert plan.staging_chunks == 0
+
+
+def test_reducing_receives_use_as_many_slots_as_the_fifo_has():
+    plan = plans(programs.ring_allreduce(6), inplace=True)[0]
+    receives = [op for op in plan.operations if op.kind == "recv" and op.dst[0] == "t"]
+    assert len(receives) == 5
+    assert plan.staging_chunks == 2  # Simple: depth 2
+    reduces = {op.received: index for index, op in enumerate(plan.operations) if op.kind == "reduce"}
+    assert set(reduces) == {("t", 0, 1), ("t", 1, 1)}
+    # a slot is received into again only when what was in it has been used
+    again = [op for op in receives if op.predecessors]
+    assert len(again) == 3
+    for op in again:
+        assert all(plan.operations[p].kind in ("send", "reduce") for p in op.predecessors)
+
+
+def test_memory_that_is_being_sent_is_overwritten_only_afterwards():
+    # in place, the allgather half of the ring writes over what the reduce-scatter half has sent
+    for plan in plans(programs.ring_allreduce(4), inplace=True):
+        first = next(index for index, op in enumerate(plan.operations) if op.kind == "send")
+        sent = plan.operations[first].src
+        over = next(op for op in plan.operations if op.dst == sent)
+        assert first in over.predecessors
+
+
+def test_views_of_one_memory_are_one_memory():
+    # the send reads "i", the last receive writes "o": the same cell in place, two cells out of place
+    steps = [[("s", "i", r, "i", r, 1), ("r", "i", 0, "o", r, 1)] for r in (0, 1)]
+    gpus = [(2, 2, 0, [(1 - r, 1 - r, 0, steps[r])]) for r in (0, 1)]
+    program = programs.program("allreduce", 2, 2, gpus, inplace=True)
+    apart, together = plans(program), plans(program, inplace=True)
+    assert [op.predecessors for op in apart[0].operations] == [(), ()]
+    assert any(0 in op.predecessors for op in together[0].operations[1:])
+
+
+def test_exchange_in_place_gets_staging_because_sends_may_wait_for_receives():
+    program = programs.inplace_exchange(3)
+    found = plans(program, inplace=True)
+    for plan in found:
+        receives = [op for op in plan.operations if op.kind == "recv"]
+        assert all(op.dst[0] == "t" and op.predecessors == () for op in receives)
+        assert plan.staging_chunks == 2
+    assert finishes(found)
+
+
+def message(kind, peer, before=()):
+    return Operation(kind, ("o", 0, 1), ("i", 0, 1), None, peer, 0, 0, 0, 0, before)
+
+
+def test_trial_sees_that_two_sends_before_two_receives_hang():
+    hanging = [Plan(r, (message("send", 1 - r), message("recv", 1 - r, (0,))), 0) for r in (0, 1)]
+    assert not finishes(hanging)
+    free = [Plan(r, (message("send", 1 - r), message("recv", 1 - r)), 0) for r in (0, 1)]
+    assert finishes(free)
+
+
+@pytest.mark.parametrize("name", sorted(programs.ALL))
+def test_no_receive_waits_for_a_send_for_ever(name):
+    assert finishes(plans(programs.ALL[name](5, 2)))
+
+
+def test_predecessors_come_before():
+    for plan in plans(programs.ring_allreduce(5, 3), inplace=True):
+        for index, op in enumerate(plan.operations):
+            assert all(before < index for before in op.predecessors)
