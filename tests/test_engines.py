@@ -8,6 +8,7 @@ from fractions import Fraction
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from taccl.profiles.load import load_topology
 from taccl.profiles.topology import Link, Port, Topology
 from taccl.synth.collective import NAMES, Chunk, Collective, build
