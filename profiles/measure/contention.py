@@ -44,7 +44,7 @@ class FoundPort:
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
-    slowdown: float  # of the flow that suffers most
+    slowdown: float  # of all flows together against the slowest alone
     beta_us_per_mb: float  # of a port that all flows would share
     expected: float  # slowdown that the ports known so far explain
 
@@ -64,7 +64,7 @@ class _Bench:
         self._prober = prober
         self._largest = largest
         self._repeats = repeats
-        self._alone: dict[tuple[Flow, int], float] = {}
+        self._measured: dict[tuple[Flow, int], float] = {}
 
     def beta(self, flow: Flow) -> float:
         return self.fits[flow].beta_us_per_mb
@@ -75,50 +75,61 @@ class _Bench:
         cores = dict(zip(self._prober.hosts, self._prober.cores, strict=True))
         return all(count <= cores[host] for host, count in busy.items())
 
-    def contend(self, flows: Sequence[Flow]) -> _Outcome:
-        """The flows together, against each alone."""
+    def contend(self, flows: Sequence[Flow], node: int) -> _Outcome:
+        """The flows together, against each alone.
+
+        Only ports of `node` count as known: with two nodes the way out of one is the way into the other, and
+        both ends are to get their port.
+        """
         # Equal times alone: the slowest flow's largest message sets the time, none exceeds its own largest.
-        time = min(self.beta(flow) * self._largest[flow] for flow in flows)
+        time = min(self.beta(flow) * self._largest[flow] for flow in flows)  # us/MB x bytes
         sizes = [max(1024, int(time / self.beta(flow))) for flow in flows]
-        alone = [self._solo(flow, size) for flow, size in zip(flows, sizes, strict=True)]
-        times = self._run(flows, sizes)
-        last = max(times)
-        alpha = max(self.fits[flow].alpha_us for flow in flows)
-        reply = alpha
-        beta = max(last - alpha - reply, 1e-3) / sum(sizes) * 1e6
+        alone = [self._alone(flow, size) for flow, size in zip(flows, sizes, strict=True)]
+        together = self._run(flows, sizes)
+        # What is not transfer: latencies, replies, the start and the end that all must hear of.
+        rest = min(
+            t - self.beta(flow) * size / 1e6 for t, flow, size in zip(alone, flows, sizes, strict=True)
+        )
         return _Outcome(
-            slowdown=max(together / single for together, single in zip(times, alone, strict=True)),
-            beta_us_per_mb=beta,
-            expected=self._expected(flows, sizes, time),
+            slowdown=together / max(alone),
+            beta_us_per_mb=max(together - rest, 1e-3) / sum(sizes) * 1e6,
+            expected=self._expected(flows, sizes, time, node),
         )
 
-    def shares(self, flows: Sequence[Flow]) -> _Outcome | None:
+    def shares(self, flows: Sequence[Flow], node: int) -> _Outcome | None:
         """The outcome when the flows disturb each other more than the known ports explain."""
         outcomes = []
         for _ in range(_CONFIRM):  # a disturbance by other work rarely comes every time
-            outcomes.append(self.contend(flows))
+            outcomes.append(self.contend(flows, node))
             if outcomes[-1].slowdown < _SHARED * outcomes[-1].expected:
                 return None
         return min(outcomes, key=lambda outcome: outcome.slowdown)
 
-    def _expected(self, flows: Sequence[Flow], sizes: Sequence[int], time: float) -> float:
+    def _expected(self, flows: Sequence[Flow], sizes: Sequence[int], time: float, node: int) -> float:
         worst = 1.0
-        for port in self.ports:
+        for port in (port for port in self.ports if port.node == node):
             crossing = set(port.links)
             load = sum(size for flow, size in zip(flows, sizes, strict=True) if flow in crossing)
             worst = max(worst, port.beta_us_per_mb * load / time)
         return worst
 
-    def _solo(self, flow: Flow, size: int) -> float:
-        if (flow, size) not in self._alone:
-            self._alone[flow, size] = min(self._run([flow], [size])[0] for _ in range(_CONFIRM))
-        return self._alone[flow, size]
+    def _alone(self, flow: Flow, size: int) -> float:
+        """The flow's time alone: measured here, or as its fit says where that is less.
 
-    def _run(self, flows: Sequence[Flow], sizes: Sequence[int]) -> list[float]:
+        A connection may still be slow from the probe before (TCP remembers a crowded path for a while). The
+        common start and end cost two more latencies than the fitted message and its reply.
+        """
+        fit = self.fits[flow]
+        fitted = 4 * fit.alpha_us + fit.offset_us + fit.beta_us_per_mb * size / 1e6
+        if (flow, size) not in self._measured:
+            self._measured[flow, size] = self._run([flow], [size])
+        return min(self._measured[flow, size], max(fitted, 0.5 * self._measured[flow, size]))
+
+    def _run(self, flows: Sequence[Flow], sizes: Sequence[int]) -> float:
         trial = tuple(Trial(1, 1, size) for size in sizes)
         repeats = max(self._repeats[flow] for flow in flows) + 1
         times = self._prober.run(Probe(tuple(flows), (trial,), repeats, together=True))
-        return [float(x) for x in typical(times[0, :, 1:])]
+        return float(typical(times[0, 0, 1:]))
 
 
 def find_ports(
@@ -152,7 +163,7 @@ def _bus(bench: _Bench, node: int, ranks: Sequence[int]) -> None:
     flows = [(ranks[2 * k], ranks[2 * k + 1]) for k in range(half)]
     links = tuple((a, b) for a in ranks for b in ranks if a != b)
     for count in sorted({2, half}):
-        found = bench.shares(flows[:count])
+        found = bench.shares(flows[:count], node)
         if found is not None:
             _add(
                 bench,
@@ -172,7 +183,7 @@ def _uplinks(bench: _Bench, nodes: Partition, node: int, direction: str) -> None
     for rank in ranks:
         for group in groups:
             flows = _outward(bench, nodes, node, [group[0], rank], direction)
-            if flows and bench.shares(flows):
+            if flows and bench.shares(flows, node):
                 group.append(rank)
                 break
         else:
@@ -202,7 +213,7 @@ def _port_of(
     flows = _outward(bench, nodes, node, group[:_MOST_FLOWS], direction)
     if not flows:
         return
-    found = bench.shares(flows) if new else bench.contend(flows)
+    found = bench.shares(flows, node) if new else bench.contend(flows, node)
     if found is None:
         return
     members = set(group)
@@ -256,7 +267,7 @@ def _rank_ports(bench: _Bench, nodes: Partition, node: int, direction: str) -> N
         ports = []
         for rank in nodes[node]:
             peers = _peers(bench, nodes, node, rank, direction, near=name == "switch")
-            found = bench.shares(peers) if len(peers) == 2 and bench.has_cores(peers) else None
+            found = bench.shares(peers, node) if len(peers) == 2 and bench.has_cores(peers) else None
             if found is not None:
                 own = [x for x in bench.fits if x[at] == rank and (x[1 - at] in inside) == (name == "switch")]
                 full = f"rank{rank}.{name}.{direction}"

@@ -10,18 +10,21 @@ extended by messages posted together, which show the part of alpha that blocks t
 Each round trip also holds the tiny reply that ends it. Clocks of two hosts cannot tell the ways apart, so a
 reply is taken to cost one alpha, like any tiny message, and is part of the model instead of being subtracted
 beforehand: the noise of one ping-pong would go into every point. All times are linear in (alpha, beta,
-occupancy), so one regression takes every trial at once.
+occupancy), so regression takes all trials at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from taccl.profiles.measure.probe import Trial
+
+Array = NDArray[np.floating[Any]]
 
 # From this size on a message may pay, or gain, a constant of its own: the handshake of a rendezvous
 # protocol, the burst that a token bucket lets through. It is fitted beside alpha, never mixed into it.
@@ -54,90 +57,122 @@ class LinkFit:
 
 
 def fit_link(points: Sequence[Point], samples: int) -> LinkFit:
-    """Weighted least squares on relative errors with Tukey's bisquare weights (iterated to rest).
+    """Robust regression of the formulas above on the times of one link.
+
+    With messages on both sides of LARGE_BYTES there are two blocks: small ones give alpha and occupancy,
+    large ones beta and the offset, so that neither side's protocol bends the other's numbers. Otherwise one
+    block gives all.
 
     points: trials of at least two message sizes. samples: how many timings the points stand for.
     Raises ValueError when the points cannot tell alpha from beta.
     """
-    times = np.array([max(point.time_us, 1e-3) for point in points])
-    design, names = _design(points)
-    relative = design / times[:, None]  # minimise relative errors: every size has an equal say
-    if np.linalg.matrix_rank(relative) < len(names):
-        raise ValueError("the trials of a link need at least two message sizes")
-    # Scale the columns, so that us and us/MB do not upset the solver.
-    norms = np.linalg.norm(relative, axis=0)
-    scaled = relative / norms
-    weights = np.ones(len(points))
-    solution: NDArray[np.floating[Any]] = _start(scaled)
-    for _ in range(50):
-        residuals = 1 - scaled @ solution
-        scale = _MAD * float(np.median(np.abs(residuals)))
-        if scale < _EXACT:
-            weights = (np.abs(residuals) < 1e3 * _EXACT).astype(float)
-        else:
-            inside = np.clip(np.abs(residuals) / (_TUKEY * scale), 0, 1)
-            weights = (1 - inside**2) ** 2
-        root = np.sqrt(weights)
-        if np.linalg.matrix_rank(scaled * root[:, None]) < len(names):
-            weights, root = np.ones(len(points)), np.ones(len(points))
-        updated = np.linalg.lstsq(scaled * root[:, None], root, rcond=None)[0]
-        if np.allclose(updated, solution, rtol=1e-9, atol=0):
-            solution = updated
-            break
-        solution = updated
-    residuals = 1 - scaled @ solution
-    kept = float(weights.sum())
-    freedom = max(1.0, kept - len(names))
-    variance = float((weights * residuals**2).sum()) / freedom
-    covariance = variance * np.linalg.pinv((scaled * weights[:, None]).T @ scaled)
-    half = _student95(freedom) * np.sqrt(np.maximum(np.diag(covariance), 0)) / norms
-    value = dict(zip(names, solution / norms, strict=True))
-    width = dict(zip(names, half, strict=True))
-    alpha = max(0.0, float(value["alpha"]))
-    beta = float(value["beta"]) * 1e6
+    small = [point for point in points if point.trial.bytes < LARGE_BYTES]
+    large = [point for point in points if point.trial.bytes >= LARGE_BYTES]
+    if small and len({point.trial.bytes for point in large}) >= 2:
+        sizes = len({point.trial.bytes for point in small})
+        first = _regress(small, ["alpha", *(["beta"] if sizes > 1 else []), "occupancy"], {})
+        alpha = max(0.0, first.value["alpha"])
+        occupancy = _between(first.value.get("occupancy", alpha), alpha)
+        second = _regress(large, ["beta", "offset"], {"alpha": alpha, "occupancy": occupancy})
+    else:
+        first = second = _regress(points, ["alpha", "beta", "occupancy"], {})
+        alpha = max(0.0, first.value["alpha"])
+        occupancy = _between(first.value.get("occupancy", alpha), alpha)
+    beta = second.value["beta"] * 1e6
     if beta <= 0:  # noise ate the slope: the largest message bounds it
-        size, time = max((p.trial.acks * p.trial.messages * p.trial.bytes, p.time_us) for p in points)
+        size, time = max((_moved(point.trial), point.time_us) for point in points)
         beta = max(time, 1e-3) / size * 1e6
+    squares = first.squares + (second.squares if second is not first else 0)
+    kept = first.kept + (second.kept if second is not first else 0)
     return LinkFit(
         alpha_us=alpha,
         beta_us_per_mb=beta,
-        occupancy_us=min(alpha, max(0.0, float(value.get("occupancy", alpha)))),
-        offset_us=float(value.get("offset", 0.0)),
+        occupancy_us=occupancy,
+        offset_us=second.value.get("offset", 0.0),
         samples=samples,
-        residual=float(np.sqrt((weights * residuals**2).sum() / max(kept, 1e-12))),
-        alpha_ci_us=float(width["alpha"]),
-        beta_ci_us_per_mb=float(width["beta"]) * 1e6,
+        residual=math.sqrt(squares / max(kept, 1e-12)),
+        alpha_ci_us=first.half_width["alpha"],
+        beta_ci_us_per_mb=second.half_width["beta"] * 1e6,
     )
 
 
-def _design(points: Sequence[Point]) -> tuple[NDArray[np.float64], list[str]]:
-    """The rows of the formulas above, replies included; a column that no trial shows is left out."""
-    rows = []
-    for point in points:
-        trial = point.trial
-        large = trial.bytes >= LARGE_BYTES
-        moved = trial.acks * trial.messages * trial.bytes
-        rows.append([2 * trial.acks, moved, trial.acks * (trial.messages - 1), trial.acks if large else 0])
-    design = np.array(rows, dtype=float)
-    names = ["alpha", "beta", "occupancy", "offset"]
-    large_sizes = {p.trial.bytes for p in points if p.trial.bytes >= LARGE_BYTES}
-    small = any(p.trial.bytes < LARGE_BYTES for p in points)
-    keep = [0, 1]
-    if design[:, 2].any():
-        keep.append(2)
-    if len(large_sizes) >= 2 and small:
-        keep.append(3)
-    return design[:, keep], [names[k] for k in keep]
+@dataclass(frozen=True, slots=True)
+class _Regression:
+    value: dict[str, float]  # us, and us per byte for beta
+    half_width: dict[str, float]
+    squares: float  # weighted sum of squared relative residuals
+    kept: float  # sum of weights: how many points count
 
 
-def _start(scaled: NDArray[np.float64]) -> NDArray[np.floating[Any]]:
+def _regress(points: Sequence[Point], names: Sequence[str], known: Mapping[str, float]) -> _Regression:
+    """Weighted least squares on relative errors with Tukey's bisquare weights, iterated to rest.
+
+    names: the unknowns; one that no point shows is left out. known: parts of the model with given values.
+    """
+    columns = {
+        "alpha": [2.0 * p.trial.acks for p in points],  # the message's and the reply's
+        "beta": [float(_moved(p.trial)) for p in points],
+        "occupancy": [float(p.trial.acks * (p.trial.messages - 1)) for p in points],
+        "offset": [float(p.trial.acks) for p in points],
+    }
+    names = [name for name in names if any(columns[name])]
+    times = np.array([max(point.time_us, 1e-3) for point in points])
+    design = np.array([columns[name] for name in names]).T
+    given = sum((value * np.array(columns[name]) for name, value in known.items()), np.zeros(len(points)))
+    # Relative errors, so that every size has an equal say; scaled columns, so that units do not matter.
+    target = (times - given) / times
+    relative = design / times[:, None]
+    norms = np.linalg.norm(relative, axis=0)
+    scaled = relative / norms
+    unknowns = len(names)
+    if np.linalg.matrix_rank(scaled, tol=1e-6) < unknowns:
+        raise ValueError("the trials of a link need at least two message sizes")
+    weights = np.ones(len(points))
+    solution = _least_absolute(scaled, target)
+    for _ in range(50):
+        residuals = np.abs(target - scaled @ solution)
+        # As many points as unknowns can be met exactly; they say nothing about the noise.
+        scale = _MAD * float(np.median(np.sort(residuals)[min(unknowns, len(points) - 1) :]))
+        if scale < _EXACT:
+            weights = (residuals < 1e3 * _EXACT).astype(float)
+        else:
+            weights = (1 - np.clip(residuals / (_TUKEY * scale), 0, 1) ** 2) ** 2
+        if np.linalg.matrix_rank(scaled * weights[:, None], tol=1e-6) < unknowns:
+            weights = np.ones(len(points))
+        root = np.sqrt(weights)
+        before = solution
+        solution = np.linalg.lstsq(scaled * root[:, None], target * root, rcond=None)[0]
+        if np.allclose(solution, before, rtol=1e-9, atol=0):
+            break
+    squares = float((weights * (target - scaled @ solution) ** 2).sum())
+    kept = float(weights.sum())
+    freedom = max(1.0, kept - unknowns)
+    covariance = squares / freedom * np.linalg.pinv((scaled * weights[:, None]).T @ scaled)
+    half = _student95(freedom) * np.sqrt(np.maximum(np.diag(covariance), 0)) / norms
+    return _Regression(
+        value={name: float(x) for name, x in zip(names, solution / norms, strict=True)},
+        half_width={name: float(x) for name, x in zip(names, half, strict=True)},
+        squares=squares,
+        kept=kept,
+    )
+
+
+def _least_absolute(scaled: Array, target: Array) -> Array:
     """A start that outliers do not pull: least absolute deviations by iterated reweighting."""
-    ones = np.ones(len(scaled))
-    solution: NDArray[np.floating[Any]] = np.linalg.lstsq(scaled, ones, rcond=None)[0]
+    solution = np.linalg.lstsq(scaled, target, rcond=None)[0]
     for _ in range(100):
-        root = 1 / np.sqrt(np.maximum(np.abs(ones - scaled @ solution), 1e-7))
-        solution = np.linalg.lstsq(scaled * root[:, None], root, rcond=None)[0]
+        root = 1 / np.sqrt(np.maximum(np.abs(target - scaled @ solution), 1e-7))
+        solution = np.linalg.lstsq(scaled * root[:, None], target * root, rcond=None)[0]
     return solution
+
+
+def _moved(trial: Trial) -> int:
+    """All bytes of a trial."""
+    return trial.acks * trial.messages * trial.bytes
+
+
+def _between(value: float, most: float) -> float:
+    return min(most, max(0.0, value))
 
 
 def interval95(values: Sequence[float]) -> float:

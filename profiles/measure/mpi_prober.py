@@ -75,6 +75,9 @@ class MpiProber:
         if stalled:
             raise EnvironmentProblem(stalled[0])
         times = np.empty((len(probe.trials), len(probe.flows), probe.repeats))
+        if probe.together:
+            times[:] = np.array(answers[members[0]]["times"])[:, None, :]
+            return times
         for index, (src, _) in enumerate(probe.flows):
             times[:, index, :] = np.array(answers[src]["times"][str(index)])
         return times
@@ -206,73 +209,79 @@ class MpiProber:
         finally:
             _free([*receives, acknowledge])
 
-    def _together(self, probe: Probe, members: Sequence[int]) -> dict[str, list[list[float]]]:
-        """All flows at once: each one message, each answered by a reply; a rank may have several."""
+    def _together(self, probe: Probe, members: Sequence[int]) -> list[list[float]]:
+        """All flows at once: each one message, each answered by a reply; a rank may have several.
+
+        The first member's clock runs from the common start until every member is done: flows that did not
+        overlap, because a rank came late, then show as more time and never as less.
+        """
         comm, byte = self._comm, self._MPI.BYTE
-        mine: dict[str, list[list[float]]] = {
-            str(i): [] for i, flow in enumerate(probe.flows) if flow[0] == self._rank
-        }
+        elapsed: list[list[float]] = []
         for row in probe.trials:
+            flows = list(zip(probe.flows, row, strict=True))
             into = [
-                (src, self._buffers.wire(row[i].bytes, False, i), i)
-                for i, (src, dst) in enumerate(probe.flows)
+                (src, self._buffers.wire(trial.bytes, False, slot))
+                for slot, ((src, dst), trial) in enumerate(flows)
                 if dst == self._rank
             ]
             out = [
-                (dst, self._buffers.wire(row[i].bytes, True, i), i)
-                for i, (src, dst) in enumerate(probe.flows)
+                (dst, self._buffers.wire(trial.bytes, True, slot))
+                for slot, ((src, dst), trial) in enumerate(flows)
                 if src == self._rank
             ]
-            kept: dict[str, list[float]] = {key: [] for key in mine}
+            replies = np.empty(len(out) + 1, np.uint8)
+            elapsed.append([])
             for _ in range(probe.repeats):
-                replies = np.empty(len(out), np.uint8)
-                pending = [(comm.Irecv([wire, byte], src, _DATA), src, wire, -1) for src, wire, _ in into]
-                for k, (dst, _, i) in enumerate(out):
-                    pending.append((comm.Irecv([replies[k : k + 1], byte], dst, _ACK), dst, None, i))
-                self._gate(members)
+                pending = [(comm.Irecv([wire, byte], src, _DATA), src, wire) for src, wire in into]
+                for slot, (dst, _) in enumerate(out):
+                    pending.append((comm.Irecv([replies[slot : slot + 1], byte], dst, _ACK), dst, None))
+                self._gather(members)
                 start = time.perf_counter()
-                for dst, wire, _ in out:
+                self._release(members)
+                for dst, wire in out:
                     self._buffers.before_send(wire)
-                    pending.append((comm.Isend([wire, byte], dst, _DATA), dst, None, -1))
-                for i, elapsed in self._drain(pending, start):
-                    kept[str(i)].append(elapsed)
-            for key, times in kept.items():
-                mine[key].append(times)
-        return mine
+                    pending.append((comm.Isend([wire, byte], dst, _DATA), dst, None))
+                self._drain(pending)
+                self._gather(members)
+                elapsed[-1].append((time.perf_counter() - start) * 1e6)
+                self._release(members)
+        return elapsed
 
-    def _drain(self, pending: list[tuple[Any, int, Any, int]], start: float) -> list[tuple[int, float]]:
-        """Complete all requests; answer what arrives; give (flow, us) for each acknowledged flow."""
-        done, polls, reply = [], 0, np.zeros(1, np.uint8)
+    def _drain(self, pending: list[tuple[Any, int, Any]]) -> None:
+        """Complete all requests (request, peer, buffer to fill or None); answer each message that arrives."""
+        reply, polls, limit = np.zeros(1, np.uint8), 0, time.monotonic() + self._deadline_s
         while pending:
             left = []
             for item in pending:
-                request, peer, wire, flow = item
+                request, peer, wire = item
                 if not request.Test():
                     left.append(item)
                 elif wire is not None:
                     self._buffers.after_receive(wire)
-                    left.append((self._comm.Isend([reply, self._MPI.BYTE], peer, _ACK), peer, None, -1))
-                elif flow >= 0:
-                    done.append((flow, (time.perf_counter() - start) * 1e6))
+                    left.append((self._comm.Isend([reply, self._MPI.BYTE], peer, _ACK), peer, None))
             pending = left
             os.sched_yield()
             polls += 1
-            if polls % 512 == 0 and time.perf_counter() - start > self._deadline_s:
+            if polls % 512 == 0 and time.monotonic() > limit:
                 raise Stalled(pending[0][1], "its messages while flows ran together")
-        return done
 
-    def _gate(self, members: Sequence[int]) -> None:
-        """Let the members of a probe leave at about the same moment."""
+    def _gather(self, members: Sequence[int]) -> None:
+        """The first member learns that all are here."""
         first, token = members[0], np.zeros(1, np.uint8)
-        comm, byte = self._comm, self._MPI.BYTE
         if self._rank == first:
             for rank in members[1:]:
-                self._wait(comm.Irecv([token, byte], rank, _GATE), rank)
-            for rank in members[1:]:
-                self._wait(comm.Isend([token, byte], rank, _GATE), rank)
+                self._wait(self._comm.Irecv([token, self._MPI.BYTE], rank, _GATE), rank)
         else:
-            self._wait(comm.Isend([token, byte], first, _GATE), first)
-            self._wait(comm.Irecv([token, byte], first, _GATE), first)
+            self._wait(self._comm.Isend([token, self._MPI.BYTE], first, _GATE), first)
+
+    def _release(self, members: Sequence[int]) -> None:
+        """The first member lets all go on."""
+        first, token = members[0], np.zeros(1, np.uint8)
+        if self._rank == first:
+            for rank in members[1:]:
+                self._wait(self._comm.Isend([token, self._MPI.BYTE], rank, _GATE), rank)
+        else:
+            self._wait(self._comm.Irecv([token, self._MPI.BYTE], first, _GATE), first)
 
     def _wait(self, request: Any, peer: int) -> None:
         test: Callable[[], bool] = request.Test

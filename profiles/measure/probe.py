@@ -37,8 +37,9 @@ class Probe:
     """Flows that run at the same time, and what each of them does.
 
     `trials[t][f]` is trial t of flow f. With `together` all flows of a trial start at once, and each is one
-    message; ranks may then take part in several flows. Otherwise the flows are disjoint pairs of
-    ranks that go through their trials side by side, each at its own pace.
+    message; ranks may then take part in several flows, and the time is that from the common start until all
+    are known to be done, the same for every flow. Otherwise the flows are disjoint pairs of ranks that go
+    through their trials side by side, each at its own pace.
     """
 
     flows: tuple[tuple[int, int], ...]  # (src, dst)

@@ -29,8 +29,8 @@ def pack(
 ) -> list[tuple[tuple[int, int], ...]]:
     """Rounds of flows that do not disturb each other, first fit in the given order.
 
-    `uses(flow)` names the shared things that a flow needs (one unit for each time it is named); no round
-    needs more of one than `capacity` says (1 where it says nothing). A rank is in one flow of a round at most.
+    `uses(flow)` names the things that a flow needs (one unit for each time it is named); no round
+    needs more of one than `capacity` says (1 where it says nothing). Each rank is in one flow of a round.
     """
     rounds: list[list[tuple[int, int]]] = []
     used: list[dict[Hashable, int]] = []

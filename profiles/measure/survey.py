@@ -31,8 +31,9 @@ Flow = tuple[int, int]
 
 _SCAN_BYTES = 262144
 _SCAN_FIRST_BYTES = 16384
+_SCAN_REPEATS = 3
 _SCAN_SLOW_US = 20_000.0  # a link that needs this long for _SCAN_FIRST_BYTES is not asked for more
-_LADDER = (65536, 262144, 1048576, 4194304)  # candidate sizes of the largest message
+_LADDER = tuple(65536 << step for step in range(7))  # candidate sizes of the largest message: 64 KiB to 4 MiB
 _MOST_REPEATS = 15
 # Every link is measured this often, all others in between: what differs from sweep to sweep (on which cores
 # the ranks run, what else runs) belongs to the moment and not to the link.
@@ -42,16 +43,24 @@ _DISTURBED = 1.15  # flows of a round slower than alone by more disturb each oth
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How much is spent on a measurement."""
+    """How much is spent on a measurement. Short trials are repeated more often, for about the same time."""
 
-    repeats: int  # of trials of large messages, in one sweep
-    tiny_repeats: int  # of trials of tiny ones, in one sweep
+    repeats: int  # of trials of large messages, at least, in one sweep
+    tiny_us: float  # spent on the repeats of a tiny trial, about, in one sweep
     enough_us: float  # the largest message takes at least about this long (or is 4 MiB)
     chunks: tuple[int, ...]  # n of the one-message trials, as parts of the largest size: 8 chunks of 1/8
 
+    def tiny_repeats(self, latency_us: float) -> int:
+        """How often a tiny message is timed."""
+        return int(min(max(self.tiny_us / latency_us, 3), _MOST_REPEATS))
 
-QUICK = Effort(repeats=2, tiny_repeats=5, enough_us=10_000, chunks=(2, 4, 8))
-FULL = Effort(repeats=3, tiny_repeats=11, enough_us=25_000, chunks=(2, 3, 4, 6, 8))
+    def large_repeats(self, time_us: float) -> int:
+        """How often a message that takes `time_us` is timed."""
+        return int(min(max(self.repeats * self.enough_us / time_us, self.repeats), _MOST_REPEATS))
+
+
+QUICK = Effort(repeats=1, tiny_us=4_000, enough_us=15_000, chunks=(3, 5, 8))
+FULL = Effort(repeats=3, tiny_us=10_000, enough_us=25_000, chunks=(3, 4, 6, 8))
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +102,9 @@ def survey(
     for src, dst in flows:
         size, time_us = largest[node_of[src], node_of[dst]]
         plans[src, dst] = _trials(sizes, effort, size)
-        # Short messages are timed more often, for about the same time in all.
-        most = effort.repeats * effort.enough_us / time_us
-        counts[src, dst] = int(min(max(most, effort.repeats), _MOST_REPEATS))
+        counts[src, dst] = effort.tiny_repeats(costs[0][src, dst]), effort.large_repeats(time_us)
     rounds = pack(flows, _things(prober, node_of), _capacity(prober))
-    concurrent = _undisturbed(prober, rounds, plans, effort)
+    concurrent = _undisturbed(prober, rounds, plans, counts)
     if not concurrent:
         rounds = [(flow,) for flow in flows]
     sweeps: list[dict[Flow, list[Point]]] = []
@@ -105,15 +112,16 @@ def survey(
         sweeps.append({})
         for done, members in enumerate(rounds):
             tell("links", sweep * len(rounds) + done, _SWEEPS * len(rounds))
-            sweeps[-1].update(_measure(prober, members, plans, counts, effort))
+            sweeps[-1].update(_measure(prober, members, plans, counts))
     samples = {
-        flow: _SWEEPS * (len(tiny) * effort.tiny_repeats + len(large) * counts[flow])
-        for flow, (tiny, large) in plans.items()
+        flow: _SWEEPS * sum(len(part) * count for part, count in zip(plans[flow], counts[flow], strict=True))
+        for flow in flows
     }
     fits = {flow: _combine([points[flow] for points in sweeps], samples[flow]) for flow in flows}
 
     largest_of = {flow: max(trial.bytes for trial in plans[flow][1]) for flow in flows}
-    ports = find_ports(prober, nodes, fits, largest_of, counts, tell)
+    repeats = {flow: count for flow, (_, count) in counts.items()}
+    ports = find_ports(prober, nodes, fits, largest_of, repeats, tell)
     calm = _calmed(prober, fits)
     label = {(s, d): "intra" if node_of[s] == node_of[d] else "inter" for s, d in flows}
     small, large = prober.reduce_times((1024, 1 << 22))
@@ -165,10 +173,10 @@ def _scan(
     for sweep in range(_SWEEPS):
         for done, members in enumerate(rounds):
             tell("boundary", sweep * len(rounds) + done, _SWEEPS * len(rounds))
-            tiny = _side_by_side(prober, members, in_sequence(1, TINY_BYTES), effort.tiny_repeats)
-            first = _side_by_side(prober, members, one_message(1, _SCAN_FIRST_BYTES), 2)
+            tiny = _side_by_side(prober, members, in_sequence(1, TINY_BYTES), _SCAN_REPEATS)
+            first = _side_by_side(prober, members, one_message(1, _SCAN_FIRST_BYTES), 1)
             fast = tuple(flow for flow in members if first[flow] < _SCAN_SLOW_US)
-            second = _side_by_side(prober, fast, one_message(1, _SCAN_BYTES), 2) if fast else {}
+            second = _side_by_side(prober, fast, one_message(1, _SCAN_BYTES), 1) if fast else {}
             for i, j in members:
                 time = second.get((i, j), first[i, j] * _SCAN_BYTES / _SCAN_FIRST_BYTES)
                 latency[i, j] = latency[j, i] = min(latency[i, j], tiny[i, j] / 2)
@@ -210,11 +218,9 @@ def _trials(
     """(tiny trials, large trials) of one link; the first tiny one is the ping-pong."""
     tiny = (
         in_sequence(1, TINY_BYTES),
-        in_sequence(4, TINY_BYTES),
-        in_sequence(4, 1024),
+        in_sequence(3, TINY_BYTES),
         posted_together(8, TINY_BYTES),
         posted_together(16, TINY_BYTES),
-        posted_together(16, 1024),
     )
     if sizes:
         return tiny, tuple(one_message(1, size) for size in sorted(set(sizes)))
@@ -244,7 +250,7 @@ def _undisturbed(
     prober: Prober,
     rounds: Sequence[tuple[Flow, ...]],
     plans: dict[Flow, tuple[tuple[Trial, ...], tuple[Trial, ...]]],
-    effort: Effort,
+    counts: dict[Flow, tuple[int, int]],
 ) -> bool:
     """Whether the fullest round gives the times that its flows show alone."""
     fullest = max(rounds, key=len)
@@ -252,9 +258,10 @@ def _undisturbed(
         return True
     for part in (0, 1):  # latency, then bandwidth
         picks = [plans[flow][part][-1] for flow in fullest]
-        beside = prober.run(Probe(fullest, (tuple(picks),), effort.repeats + 2))[0, :, 1:]
+        repeats = max(counts[flow][part] for flow in fullest) + 2
+        beside = prober.run(Probe(fullest, (tuple(picks),), repeats))[0, :, 1:]
         for k, flow in enumerate(fullest[:8]):
-            alone = prober.run(solo(*flow, [picks[k]], effort.repeats + 2))[0, 0, 1:]
+            alone = prober.run(solo(*flow, [picks[k]], repeats))[0, 0, 1:]
             if typical(beside[k]) > _DISTURBED * typical(alone):
                 return False
     return True
@@ -264,14 +271,14 @@ def _measure(
     prober: Prober,
     members: Sequence[Flow],
     plans: dict[Flow, tuple[tuple[Trial, ...], tuple[Trial, ...]]],
-    counts: dict[Flow, int],
-    effort: Effort,
+    counts: dict[Flow, tuple[int, int]],
 ) -> dict[Flow, list[Point]]:
     """The points of the flows of one round, from one sweep."""
     points: dict[Flow, list[Point]] = {flow: [] for flow in members}
-    for part, repeats in ((0, effort.tiny_repeats), (1, max(counts[flow] for flow in members))):
+    for part in (0, 1):  # tiny messages, then large ones
+        repeats = max(counts[flow][part] for flow in members)
         trials = tuple(zip(*(plans[flow][part] for flow in members), strict=True))
-        # The first repeat is dropped: it opens connections and touches pages.
+        # The first repeat is dropped: it opens connections, touches pages and empties token buckets.
         times = typical(prober.run(Probe(tuple(members), trials, repeats + 1))[:, :, 1:])
         for k, flow in enumerate(members):
             points[flow] += [Point(row[k], float(times[t, k])) for t, row in enumerate(trials)]

@@ -1,8 +1,8 @@
 """`python -m tests.cluster run --nodes 2 --ranks 4 --rate 200mbit --latency-us 1000 -- PROGRAM ...`
 
-Brings a cluster up, runs PROGRAM on every rank under mpiexec, takes the cluster down, and exits with the program's
-code. `check` says whether clusters can be emulated here. Without root it starts itself again
-in a user namespace.
+Brings a cluster up, runs PROGRAM on every rank under mpiexec, takes the cluster down, and exits with the
+program's code. `check` says whether clusters can be emulated here. Without root it starts itself again in a
+user namespace.
 """
 
 from __future__ import annotations
@@ -31,15 +31,28 @@ def main() -> int:
     run.add_argument("--nodes", type=int, default=2)
     run.add_argument("--ranks", type=int, default=4, help="of each node")
     run.add_argument("--rate", default="200mbit", help="of each node's uplink, both ways")
-    run.add_argument("--slow", action="append", default=[], metavar="NODE=RATE", help="another rate for a node")
+    run.add_argument(
+        "--slow", action="append", default=[], metavar="NODE=RATE", help="another rate for a node"
+    )
     run.add_argument("--latency-us", type=float, default=0.0, help="one way between nodes")
-    run.add_argument("--shaper", choices=["tbf", "tap"], default="", help="default: tap with a latency, else tbf")
+    run.add_argument(
+        "--shaper", choices=["tbf", "tap"], default="", help="default: tap with a latency, else tbf"
+    )
     run.add_argument("--timeout", type=float, default=300.0, metavar="S")
     run.add_argument("program", nargs=argparse.REMAINDER)
     options = parser.parse_args()
     if os.geteuid() != 0:
         # Root of a namespace of its own may build devices and shape them.
-        again = ["unshare", "--user", "--map-root-user", "--mount", "--net", sys.executable, "-m", "tests.cluster"]
+        again = [
+            "unshare",
+            "--user",
+            "--map-root-user",
+            "--mount",
+            "--net",
+            sys.executable,
+            "-m",
+            "tests.cluster",
+        ]
         os.execvp(again[0], again + sys.argv[1:])
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # leave through the context managers
     if options.command == "check":

@@ -1,4 +1,4 @@
-"""What an emulated cluster is: nodes, ranks on each, the rate of every node's uplink, latency between nodes."""
+"""What an emulated cluster is: nodes, ranks on each, the rate of every uplink, latency between nodes."""
 
 from __future__ import annotations
 

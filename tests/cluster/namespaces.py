@@ -1,8 +1,8 @@
 """Nodes as Linux namespaces.
 
 A node is a set of namespaces (network, host name, processes, mounts, shared memory) held open by one process
-that is the first of its process namespace and reads a pipe from us. When we end, however we end, the pipe closes,
-that process leaves, and the kernel kills everything in the node and takes its devices away: nothing
+that is the first of its process namespace and reads a pipe from us. When we end, however we end, the pipe
+closes, that process leaves, and the kernel kills everything in the node and takes its devices away. Nothing
 can be left behind, so there is nothing to sweep.
 """
 
@@ -57,7 +57,9 @@ class Cluster:
             ),
         }
 
-    def run(self, program: Sequence[str], timeout_s: float, **options: object) -> subprocess.CompletedProcess[str]:
+    def run(
+        self, program: Sequence[str], timeout_s: float, **options: object
+    ) -> subprocess.CompletedProcess[str]:
         """Run a program on all ranks and collect its output; a job that outlives `timeout_s` is killed."""
         return subprocess.run(  # type: ignore[call-overload,no-any-return]
             self.command(program), env=self.environment(), text=True, timeout=timeout_s, **options
@@ -105,10 +107,23 @@ def cluster(layout: Layout) -> Iterator[Cluster]:
 @contextmanager
 def _holder(name: str) -> Iterator[int]:
     """Namespaces of a node; gives the process id that holds them."""
-    setup = f"hostname {name} && mount -t tmpfs none /dev/shm && ip link set lo up && echo ready && exec cat"
+    # A congestion control that remembers bandwidth (BBR) would carry one message's crowd into the next.
+    calm = "sysctl -qw net.ipv4.tcp_congestion_control=reno net.ipv4.tcp_slow_start_after_idle=0"
+    setup = f"hostname {name} && mount -t tmpfs none /dev/shm && ip link set lo up"
+    setup = f"{setup} && {calm}; echo ready; exec cat"
     process = subprocess.Popen(
         [
-            *("unshare", "--net", "--uts", "--pid", "--mount", "--ipc", "--fork", "--kill-child", "--mount-proc"),
+            *(
+                "unshare",
+                "--net",
+                "--uts",
+                "--pid",
+                "--mount",
+                "--ipc",
+                "--fork",
+                "--kill-child",
+                "--mount-proc",
+            ),
             *("sh", "-c", setup),
         ],
         stdin=subprocess.PIPE,
@@ -197,7 +212,18 @@ def _introduce(layout: Layout, holders: Sequence[int], hub: int) -> None:
     for _, holder, device in ports:
         for port, (address, other, _) in enumerate(ports):
             if other != holder:
-                _ip(holder, "neigh", "replace", address, "lladdr", _mac(port), "dev", device, "nud", "permanent")
+                _ip(
+                    holder,
+                    "neigh",
+                    "replace",
+                    address,
+                    "lladdr",
+                    _mac(port),
+                    "dev",
+                    device,
+                    "nud",
+                    "permanent",
+                )
 
 
 def _shape(holder: int, device: str, rate_bits: int, burst_bytes: int) -> None:

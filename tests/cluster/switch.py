@@ -4,12 +4,13 @@ Run as `python switch.py`, with one JSON object on the first line of stdin; it p
 exist and ends when stdin closes, so it never outlives the process that started it.
 
 A frame leaves its node when the uplink's out direction is free, needs the slower of the two uplinks' rates,
-and is delivered after the latency. Frames are cut through: out and in are held at the same time, not one after
-the other. Queues that are too long lose frames, as switches do, so that TCP learns the rate.
+and is delivered after the latency. Frames are cut through: out and in are held at the same time, not one
+after the other. Queues that are too long lose frames, as switches do, so that TCP learns the rate.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import heapq
@@ -24,6 +25,7 @@ _TUNSETIFF = 0x400454CA
 _IFF_TAP, _IFF_NO_PI = 0x0002, 0x1000
 _FRAME = 65536
 _QUEUE_S = 0.2  # longest queue of a port before it loses frames
+_SPIN_S = 0.00006
 _AHEAD_S = 0.01  # how far ahead a node may send: later frames wait in its own kernel
 
 
@@ -47,14 +49,13 @@ def forward(
         now = time.monotonic()
         while waiting and waiting[0][0] <= now:
             _, _, port, frame = heapq.heappop(waiting)
-            try:
+            with contextlib.suppress(BlockingIOError):  # a full queue loses the frame, as networks do
                 os.write(taps[port], frame)
-            except BlockingIOError:
-                pass  # the receiver's queue is full: the frame is lost, as on a real network
         open_ports = [tap for k, tap in enumerate(taps) if out_free[k] - now < _AHEAD_S]
         wake = [waiting[0][0]] if waiting else []
         wake += [free - _AHEAD_S for free in out_free if free - now >= _AHEAD_S]
-        pause = max(0.0, min(wake) - time.monotonic()) if wake else 1.0
+        # The last stretch is spun: the kernel wakes a sleeper tens of us late.
+        pause = max(0.0, min(wake) - time.monotonic() - _SPIN_S) if wake else 1.0
         ready, _, _ = select.select([0, *open_ports], [], [], pause)
         for descriptor in ready:
             if descriptor == 0:
