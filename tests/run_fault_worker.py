@@ -1,0 +1,68 @@
+"""A rank of a job in which rank 2 does something bad in the middle of a run. See test_run_faults.py."""
+
+import os
+import signal
+import sys
+import time
+
+import numpy as np
+import runtime_programs as programs
+
+from taccl.errors import EnvironmentProblem
+from taccl.runtime.bind import Bound, Buffers, compile_program
+from taccl.runtime.dtypes import DTYPES
+from taccl.runtime.job import Job, fingerprint
+from taccl.runtime.layout import Layout
+from taccl.runtime.semantics import collective_of
+from taccl.runtime.trace import trace
+from taccl.runtime.transports import MpiTransport
+
+VICTIM = 2
+DEADLINE_S = 2.0
+
+
+def fail(how: str) -> None:
+    if how == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    elif how == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif how == "sleep":
+        time.sleep(600)
+    elif how == "raise":
+        raise ValueError("broken on purpose")
+    elif how == "taccl":
+        raise EnvironmentProblem("the disk is full on purpose")
+    elif how == "exit":
+        sys.exit(3)
+    elif how == "os_exit":
+        os._exit(3)
+
+
+def main(how: str) -> None:
+    with Job(DEADLINE_S) as job:
+        victim = job.rank == VICTIM
+        program = programs.ring_allgather(job.ranks, 2 if how == "diverge" and victim else 1)
+        size = 101 if how == "size" and victim else 100
+        if how == "late" and victim:
+            time.sleep(600)
+        job.agree_on(fingerprint(program, (size,)), "program, or has other options,")
+        if how == "uneven":
+            job.together("the start", lambda: fail("taccl") if victim else None)
+        order = trace(program)
+        compiled = compile_program(program, collective_of(program, order), False, [job.rank], order)
+        buffers = Buffers(np.zeros(size, np.int32), np.zeros(size * job.ranks, np.int32))
+        transport = MpiTransport(job.MPI, job.data, size * 4)
+        shape = Layout(size, 1, job.ranks)
+        bound = Bound(compiled, job.rank, shape, buffers, DTYPES["int32"], None, transport)
+        for turn in range(10**9):
+            if turn == 100 and victim:
+                print(f"at {time.time()}", flush=True)
+                fail(how)
+            job.run(bound)
+            if turn == 200 and how == "barrier":
+                if victim:
+                    time.sleep(600)
+                job.barrier()
+
+
+main(sys.argv[1])

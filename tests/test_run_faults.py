@@ -1,0 +1,95 @@
+"""Ranks that die, stall, raise, leave or diverge: the job always ends, soon, with one clear message."""
+
+from pathlib import Path
+
+import pytest
+from mpi_jobs import launch, messages, needs_mpi
+
+pytestmark = needs_mpi
+
+WORKER = str(Path(__file__).with_name("run_fault_worker.py"))
+DEADLINE_S = 2.0  # the worker's
+START_S = 8.0  # of a job on a busy machine
+
+
+def fault(how):
+    ended = launch(4, WORKER, how)
+    assert ended.code != 0
+    assert ended.seconds < DEADLINE_S + 2 + START_S
+    assert "Traceback" not in ended.err
+    return ended
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("stop", "rank 2 has shown no sign of life for"),
+        ("sleep", "rank 2 lives and waits for nobody"),
+        ("barrier", "rank 2 lives and waits for nobody"),
+    ],
+)
+def test_a_rank_that_stalls_is_named(how, words):
+    ended = fault(how)
+    assert ended.code == 86
+    said = messages(ended)
+    assert len(said) == 1
+    assert "made no progress for 2 s: " in said[0] and words in said[0]
+    if how != "barrier":
+        assert "threadblock 0, step " in said[0] and " rank " in said[0].split("step ")[1]
+
+
+def test_a_rank_that_never_comes_is_waited_for_until_the_deadline():
+    ended = fault("late")
+    assert ended.code == 86
+    (said,) = messages(ended)
+    assert "the comparison of programs" in said and "rank 2 lives and waits for nobody" in said
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "words"),
+    [
+        ("raise", 86, "rank 2 failed with ValueError: broken on purpose"),
+        ("taccl", 6, "rank 2: the disk is full on purpose"),
+        ("exit", 86, "rank 2 left with exit code 3"),
+    ],
+)
+def test_a_rank_that_leaves_ends_the_job_at_once(how, code, words):
+    ended = fault(how)
+    assert ended.code == code
+    (said,) = messages(ended)
+    assert words in said and "the job is ended" in said
+
+
+@pytest.mark.parametrize("how", ["kill", "os_exit"])
+def test_a_rank_that_dies_takes_the_job_with_it(how):
+    """Nobody can speak for a process that is gone; the launcher does."""
+    ended = fault(how)
+    assert "BAD TERMINATION" in ended.err + ended.out or "exit" in (ended.err + ended.out).lower()
+
+
+@pytest.mark.parametrize("how", ["diverge", "size"])
+def test_a_rank_with_another_program_is_named_before_the_first_message(how):
+    ended = launch(4, "-c", SURROUND.format(worker=WORKER, how=how))
+    assert ended.code == 86
+    (said,) = messages(ended)
+    assert "rank 2 runs another program, or has other options, than the rest" in said
+
+
+def test_a_failure_of_one_rank_that_all_learn_of_is_said_once():
+    ended = launch(4, "-c", SURROUND.format(worker=WORKER, how="uneven"))
+    assert ended.code == 6
+    assert messages(ended) == ["taccl: rank 2: the disk is full on purpose"]
+
+
+# What the command line does with an error that a rank raises after all agreed on it.
+SURROUND = """
+import runpy, sys
+sys.argv = [{worker!r}, {how!r}]
+sys.path.insert(0, {worker!r}.rpartition('/')[0])
+from taccl.errors import TacclError
+try:
+    runpy.run_path({worker!r}, run_name="__main__")
+except TacclError as error:
+    print(f"taccl: {{error}}", file=sys.stderr)
+    sys.exit(error.exit_code)
+"""
