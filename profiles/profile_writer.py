@@ -23,36 +23,36 @@ def write_topology(topology: Topology, description: str = "") -> str:
     """The profile text of a topology. Raises ValueError when the topology breaks its own rules."""
     topology.check()
     classes = _classes(topology.links)
-    lines = [f"schema: {SCHEMA_NAME}", f"name: {_text(topology.name)}"]
+    lines = [f"schema: {SCHEMA_NAME}", f"name: {scalar_text(topology.name)}"]
     if description:
-        lines.append(f"description: {_text(description)}")
+        lines.append(f"description: {scalar_text(description)}")
     if topology.source:
-        lines.append(f"source: {_text(topology.source)}")
+        lines.append(f"source: {scalar_text(topology.source)}")
     lines += ["nodes:", *(f"  - {_ranks(node)}" for node in topology.nodes)]
     if topology.reduce_alpha_us or topology.reduce_beta_us_per_mb:
-        cost = f"alpha: {_number(topology.reduce_alpha_us)}, beta: {_number(topology.reduce_beta_us_per_mb)}"
-        lines.append(f"reduce: {{{cost}}}")
+        alpha, beta = number_text(topology.reduce_alpha_us), number_text(topology.reduce_beta_us_per_mb)
+        lines.append(f"reduce: {{alpha: {alpha}, beta: {beta}}}")
     if classes:
         lines.append("classes:  # alpha and occupancy in us, beta in us/MB")
         lines += [f"  {name}: {{{_class(name, key)}}}" for key, name in classes.items()]
     if topology.ports:
         lines.append("ports:")
         for port in topology.ports:
-            kind = f", kind: {_text(port.kind)}" if port.kind != "port" else ""
-            lines.append(f"  {_text(port.name)}: {{beta: {_number(port.beta_us_per_mb)}{kind}}}")
+            kind = f", kind: {scalar_text(port.kind)}" if port.kind != "port" else ""
+            lines.append(f"  {scalar_text(port.name)}: {{beta: {number_text(port.beta_us_per_mb)}{kind}}}")
     if topology.switches:
         lines.append("switches:")
-        lines += [f"  - {{name: {_text(s.name)}, ranks: {_ranks(s.ranks)}}}" for s in topology.switches]
+        lines += [f"  - {{name: {scalar_text(s.name)}, ranks: {_ranks(s.ranks)}}}" for s in topology.switches]
     if topology.nics:
         lines.append("nics:")
         for nic in topology.nics:
-            out, into = (_text(topology.ports[port].name) for port in (nic.out_port, nic.in_port))
+            out, into = (scalar_text(topology.ports[port].name) for port in (nic.out_port, nic.in_port))
             place = f"node: {nic.node}, ranks: {_ranks(nic.ranks)}"
-            lines.append(f"  - {{name: {_text(nic.name)}, {place}, out: {out}, in: {into}}}")
+            lines.append(f"  - {{name: {scalar_text(nic.name)}, {place}, out: {out}, in: {into}}}")
     if topology.links:
         lines.append("links:  # [src, dst, class, [ports]]")
         for link in topology.links:
-            ports = ", ".join(_text(topology.ports[port].name) for port in link.ports)
+            ports = ", ".join(scalar_text(topology.ports[port].name) for port in link.ports)
             tail = f", [{ports}]" if ports else ""
             lines.append(f"  - [{link.src}, {link.dst}, {classes[_key(link)]}{tail}]")
     return "\n".join(lines) + "\n"
@@ -88,11 +88,11 @@ def _classes(links: Iterable[Link]) -> dict[_Key, str]:
 
 def _class(name: str, key: _Key) -> str:
     alpha, beta, occupancy, kind, measured = key
-    parts = [f"alpha: {_number(alpha)}", f"beta: {_number(beta)}"]
+    parts = [f"alpha: {number_text(alpha)}", f"beta: {number_text(beta)}"]
     if occupancy != alpha:
-        parts.append(f"occupancy: {_number(occupancy)}")
+        parts.append(f"occupancy: {number_text(occupancy)}")
     if kind != name:
-        parts.append(f"kind: {_text(kind)}")
+        parts.append(f"kind: {scalar_text(kind)}")
     if measured is not None:
         numbers = [f"samples: {measured.samples}", f"residual: {measured.residual!r}"]
         if measured.alpha_ci_us:
@@ -103,7 +103,7 @@ def _class(name: str, key: _Key) -> str:
     return ", ".join(parts)
 
 
-def _number(value: Fraction) -> str:
+def number_text(value: Fraction) -> str:
     """Exact: a decimal where a short one exists, else a fraction."""
     as_float = float(value)
     shortest = Fraction(repr(as_float))
@@ -119,7 +119,7 @@ def _ranks(ranks: tuple[int, ...]) -> str:
     return f"[{', '.join(map(str, ranks))}]"
 
 
-def _text(text: str) -> str:
+def scalar_text(text: str) -> str:
     """A plain or a double-quoted YAML scalar that reads back as this text."""
     if _PLAIN.fullmatch(text) and text.lower() not in _RESERVED:
         return text
