@@ -99,7 +99,7 @@ def _profile(values: Values, layout: str, nodes: int, chunk_mb: Fraction, scale:
     alpha = values["alpha"] / scale
     fixed = {"ndv2": 8, "dgx2": 16}.get(layout)
     if fixed is not None and gpus != fixed:
-        values.at("gpus_per_node").error("T101", f"an {layout} has {fixed} GPUs in a node, found {gpus}")
+        values.at("gpus_per_node").error("T101", f"{layout} has {fixed} GPUs in a node, found {gpus}")
         return ""
 
     def beta(cost: Fraction) -> str:

@@ -102,7 +102,8 @@ def import_taccl(
 ) -> None:
     """TACCL's topology JSON.
 
-    Its costs are for one chunk, often scaled; say both: its example for 1 KB is --chunk-bytes 1KB --scale 100.
+    Its costs are for one chunk, often scaled; say both: its examples for 1 KB need --chunk-bytes 1KB
+    --scale 100, those for 1 MB neither.
     """
     from taccl.profiles.importers.taccl_json import read_taccl_json
     from taccl.profiles.yaml_reader import read_text

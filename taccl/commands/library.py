@@ -23,8 +23,8 @@ def command(name: str | None, as_json: bool) -> None:
 
     names = library_names()
     if name is not None and name not in names:
-        hint = did_you_mean(name, names)
-        raise UsageError(f"there is no bundled profile {name!r}; {hint or f'known: {", ".join(names)}'}")
+        hint = did_you_mean(name, names) or f"known: {', '.join(names)}"
+        raise UsageError(f"there is no bundled profile {name!r}; {hint}")
     if as_json:
         entries = [library_profile(each) for each in names if name in (None, each)]
         rows = [
