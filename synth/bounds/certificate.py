@@ -2,11 +2,12 @@
 
 In a deadline T resource R carries at most (T - offset_R)^+ ticks of useful data. So for any weights w >= 0
 
-    sum_R w_R (T - offset_R)^+  >=  sum_l length(l) * (chunks over l),   length(l) = sum_{R held by l} w_R beta_R,
+    sum_R w_R (T - offset_R)^+  >=  sum_l length(l) * (chunks over l),
 
-and the right side is at least what the demand needs: by rows (chunks that must cross a set of links) when
+where length(l) is the sum of w_R beta_R over the resources that link l holds. The right side is at least what the demand needs: by rows (chunks that must cross a set of links) when
 the lengths cover the rows' multipliers, or by shortest paths when no two destinations share data. The least
-T that satisfies the inequality is a bound. Floating-point solvers only suggest weights; here they are
+T that satisfies the inequality is a bound. Where chunks are whole, R carries whole chunks only, and T - offset_R
+is rounded down to a multiple of beta_R. Floating-point solvers only suggest weights; here they are
 rounded to rationals, repaired where rounding broke a condition, and evaluated in whole numbers.
 """
 
@@ -39,19 +40,48 @@ class Certificate:
     rows: tuple[tuple[Row, Fraction], ...] = ()
 
 
-def least_deadline(weights: Mapping[int, Fraction], offsets: Sequence[int], needed: Fraction) -> Fraction:
-    """The least T >= 0 with sum_R w_R (T - offset_R)^+ >= needed; UNREACHABLE when no T has it."""
+def open_at(network: Network, offsets: Sequence[int], time: Fraction) -> list[bool]:
+    """Which resources can carry something in a deadline just above `time` (whole chunks: at `time`)."""
+    return [
+        offset + network.grain * beta <= time for offset, beta in zip(offsets, network.beta, strict=True)
+    ]  # fmt: skip
+
+
+def least_deadline(
+    network: Network, weights: Mapping[int, Fraction], offsets: Sequence[int], needed: Fraction
+) -> Fraction:
+    """The least T >= 0 with sum_R w_R capacity_R(T) >= needed; UNREACHABLE when no T has it.
+
+    capacity_R(T) is (T - offset_R)^+ ticks; where chunks are whole, only the part that holds whole chunks.
+    """
     if needed <= 0:
         return Fraction(0)
     slope = shift = Fraction(0)
-    steps = sorted((offsets[r], w) for r, w in weights.items() if w > 0 and offsets[r] < UNREACHABLE)
-    for index, (offset, weight) in enumerate(steps):
-        slope += weight
-        shift += weight * offset
+    steps = sorted((offsets[r], r) for r, w in weights.items() if w > 0 and offsets[r] < UNREACHABLE)
+    time = Fraction(UNREACHABLE)
+    for index, (offset, resource) in enumerate(steps):
+        slope += weights[resource]
+        shift += weights[resource] * offset
         time = (needed + shift) / slope
         if index + 1 == len(steps) or time <= steps[index + 1][0]:
-            return time
-    return Fraction(UNREACHABLE)
+            break
+    if not network.grain or time >= UNREACHABLE:
+        return time
+    scale = math.lcm(needed.denominator, *(weights[r].denominator for _, r in steps))
+    goal = int(needed * scale)
+    terms = [(int(weights[r] * scale) * network.beta[r], network.beta[r], offset) for offset, r in steps]
+
+    def reached(ticks: int) -> bool:
+        return sum(w * ((ticks - off) // beta) for w, beta, off in terms if ticks > off) >= goal
+
+    low, step = math.ceil(time) - 1, max(beta for _, beta, _ in terms)
+    high = low + step
+    while not reached(high):
+        low, high = high, high + step
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if reached(middle) else (middle, high)
+    return Fraction(high)
 
 
 def by_rows(
@@ -74,7 +104,7 @@ def by_rows(
             raised[latest] = raised.get(latest, Fraction(0)) + (used[link] - length) / network.beta[latest]
     needed = sum((multiplier * row.demand for row, multiplier in multipliers), Fraction(0))
     kept = tuple((row, m) for row, m in multipliers if m > 0)
-    return Certificate(least_deadline(raised, offsets, needed), tuple(sorted(raised.items())), kept)
+    return Certificate(least_deadline(network, raised, offsets, needed), tuple(sorted(raised.items())), kept)
 
 
 def by_paths(
@@ -123,7 +153,7 @@ def by_paths(
                 return Certificate(Fraction(UNREACHABLE), ())
             needed += chunks * min(reached)
     final = tuple((r, Fraction(w, scale)) for r, w in sorted(whole.items()) if w > 0)
-    time = least_deadline(dict(final), offsets, Fraction(needed, scale))
+    time = least_deadline(network, dict(final), offsets, Fraction(needed, scale))
     rows: tuple[tuple[Row, Fraction], ...] = ()
     if len(demand) == 1:
         side = {rank for rank, steps in distance.items() if not steps}

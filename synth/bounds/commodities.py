@@ -1,4 +1,4 @@
-"""Flow bounds as linear programs over link flows: one sink at a time, and many sinks whose data is not shared.
+"""Flow bounds as linear programs over link flows: one sink, or many whose data is not shared.
 
 Minimise T such that the flows fit into T - offset at every open resource. By linear programming duality the
 optimum is a set of resource weights, and any weights prove a time through shortest paths (certificate.py).
@@ -8,13 +8,14 @@ opens, and again at the time that this proved, until nothing more is proved.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
 from ortools.linear_solver import pywraplp
-from taccl.synth.bounds.certificate import Certificate, by_paths, roundings
+from taccl.synth.bounds.certificate import Certificate, by_paths, open_at, roundings
 from taccl.synth.bounds.network import UNREACHABLE, Network
 
 MAX_ROUNDS = 20
@@ -36,12 +37,13 @@ class Sink:
 
 @dataclass(slots=True)
 class FlowProgram:
-    """A linear program with one flow for each of some sinks; built once, its numbers set before each solve."""
+    """A linear program with one flow a sink; built once, its numbers are set before each solve."""
 
     network: Network
     ends: Ends  # the links' ends, turned round for demand that is stated backwards
     flows: int  # how many sinks are served at once
     solver: Any = field(init=False)
+    deadline: Any = field(init=False)
     capacity: list[Any] = field(init=False)  # per resource
     loads: list[list[Any]] = field(init=False)  # per flow, per link
     balance: list[list[Any]] = field(init=False)  # per flow, per rank
@@ -49,11 +51,9 @@ class FlowProgram:
     def __post_init__(self) -> None:
         self.solver = solver = pywraplp.Solver.CreateSolver("GLOP")
         unit, infinity = float(self.network.ticks_per_us), solver.infinity()
-        deadline = solver.NumVar(0, infinity, "T")
-        solver.Minimize(deadline)
+        self.deadline = solver.NumVar(0, infinity, "T")
+        solver.Minimize(self.deadline)
         self.capacity = [solver.Constraint(-infinity, 0) for _ in self.network.beta]
-        for row in self.capacity:
-            row.SetCoefficient(deadline, -1)
         self.loads, self.balance = [], []
         per_chunk = [beta / unit for beta in self.network.beta]
         for _ in range(self.flows):
@@ -70,21 +70,24 @@ class FlowProgram:
             self.balance.append(balance)
 
     def prices(
-        self, sinks: Sequence[Sink], offsets: Sequence[int], time: Fraction
+        self, sinks: Sequence[Sink], offsets: Sequence[int], time: Fraction, is_open: Sequence[bool]
     ) -> tuple[float, list[float]]:
-        """(least T in us, dual price of each resource) with the resources open that `time` opens.
+        """(least deadline in units of `time`, dual price of each resource) with only open resources.
 
-        T is infinite, and the prices are 0, when the open links cannot carry the demand at all.
+        Where chunks are whole, the capacities are those of `time`, and all stretch alike. The deadline is
+        infinite, and the prices are 0, when the open links cannot carry the demand at all.
         """
-        infinity, unit = self.solver.infinity(), float(self.network.ticks_per_us)
-        closed = {r for r, offset in enumerate(offsets) if offset > time}
+        infinity, network = self.solver.infinity(), self.network
+        closed = {r for r, is_r_open in enumerate(is_open) if not is_r_open}
         for r, row in enumerate(self.capacity):
-            row.SetBounds(-infinity, infinity if r in closed else -offsets[r] / unit)
+            coefficient, bound = capacity_row(network, r, offsets[r], time)
+            row.SetCoefficient(self.deadline, coefficient)
+            row.SetBounds(-infinity, infinity if r in closed else bound)
         extra: list[tuple[Any, Any]] = []
         for sink, loads, balance in zip(sinks, self.loads, self.balance, strict=True):
-            for held, load in zip(self.network.holds, loads, strict=True):
+            for held, load in zip(network.holds, loads, strict=True):
                 load.SetUb(0.0 if closed.intersection(held) else infinity)
-            supply = [0] * self.network.ranks
+            supply = [0] * network.ranks
             for group, chunks in sink.groups.items():
                 if len(group) == 1:
                     supply[min(group)] += chunks
@@ -99,7 +102,7 @@ class FlowProgram:
                 row.SetBounds(-infinity if rank == sink.rank else float(supply[rank]), infinity)
         solved = self.solver.Solve() == pywraplp.Solver.OPTIMAL
         prices = [max(0.0, -row.dual_value()) if solved else 0.0 for row in self.capacity]
-        least = self.solver.Objective().Value() if solved else infinity
+        least = stretch(network, self.solver.Objective().Value(), time) if solved else infinity
         for row, share in extra:  # leave the program as it was found
             row.SetBounds(-infinity, infinity)
             share.SetUb(0.0)
@@ -117,10 +120,11 @@ def least_time(
     found: Certificate | None = None
     time = start
     for _ in range(MAX_ROUNDS):
-        least, prices = program.prices(sinks, offsets, time)
-        if least * network.ticks_per_us <= float(time) * (1 + 1e-12):
+        is_open = open_at(network, offsets, time)
+        least, prices = program.prices(sinks, offsets, time, is_open)
+        if least <= 1 + 1e-12:
             return found
-        closed = [r for r, offset in enumerate(offsets) if offset > time]
+        closed = [r for r, is_r_open in enumerate(is_open) if not is_r_open]
         proofs = [
             by_paths(network, program.ends, offsets, sinks_demand(sinks), dict(enumerate(weights)), closed)
             for weights in roundings(prices)
@@ -132,6 +136,22 @@ def least_time(
         if time >= UNREACHABLE:
             return found
     return found
+
+
+def capacity_row(network: Network, resource: int, offset: int, time: Fraction) -> tuple[float, float]:
+    """(coefficient of the deadline, upper bound) of the row that adds up a resource's loads in us."""
+    unit = network.ticks_per_us
+    if not network.grain:
+        return -1.0, -offset / unit
+    beta = network.beta[resource]
+    return -float(max(0, (math.floor(time) - offset) // beta) * beta / unit), 0.0
+
+
+def stretch(network: Network, deadline: float, time: Fraction) -> float:
+    """A program's objective in units of `time`."""
+    if network.grain:
+        return deadline
+    return deadline * network.ticks_per_us / float(time) if time else math.inf if deadline > 0 else 0.0
 
 
 def sinks_demand(sinks: Iterable[Sink]) -> list[tuple[int, list[tuple[tuple[int, ...], int]]]]:

@@ -16,8 +16,7 @@ from fractions import Fraction
 
 from taccl.synth.bounds.network import Network
 
-
-MAX_DEPTH = 300  # messages one after another; beyond them everything counts as known
+MAX_DEPTH = 100  # messages one after another; beyond them everything counts as known
 MAX_STATES = 20_000
 
 

@@ -9,14 +9,15 @@ between two offsets and restarted beyond, with the exact certificate of the last
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 
 import numpy as np
 from ortools.graph.python import max_flow
 from ortools.linear_solver import pywraplp
-from taccl.synth.bounds.certificate import Certificate, Row, by_rows, roundings
-from taccl.synth.bounds.commodities import Ends, Sink
+from taccl.synth.bounds.certificate import Certificate, Row, by_rows, open_at, roundings
+from taccl.synth.bounds.commodities import Ends, Sink, capacity_row, stretch
 from taccl.synth.bounds.network import UNREACHABLE, Network
 
 MAX_ROUNDS = 60
@@ -38,7 +39,7 @@ def least_time(
     time = start
     known = list(dict.fromkeys([*rows, *_first_rows(network, ends, sinks)]))
     for _ in range(MAX_ROUNDS):
-        is_open = [offset <= time for offset in offsets]
+        is_open = open_at(network, offsets, time)
         usable = [all(is_open[r] for r in held) for held in network.holds]
         if _even_loads_suffice(network, offsets, ends, sinks, known, usable, time):
             return found
@@ -76,8 +77,9 @@ def _solve(
     for resource, links in enumerate(network.crossing):
         crossing = [e for e in links if usable[e]]
         if is_open[resource] and crossing:
-            row = solver.Constraint(-solver.infinity(), -offsets[resource] / unit)
-            row.SetCoefficient(deadline, -1)
+            coefficient, bound = capacity_row(network, resource, offsets[resource], time)
+            row = solver.Constraint(-solver.infinity(), bound)
+            row.SetCoefficient(deadline, coefficient)
             for e in crossing:
                 row.SetCoefficient(loads[e], network.beta[resource] / unit)
             capacity[resource] = row
@@ -112,7 +114,7 @@ def _solve(
             return [by_rows(network, offsets, [(row, Fraction(1))], {}) for row in blocked]
     else:
         solver.Solve()
-    if solver.Objective().Value() * unit <= float(time) * (1 + 1e-12):
+    if stretch(network, solver.Objective().Value(), time) <= 1 + 1e-12:
         return []
     duals = [max(0.0, c.dual_value()) for c in constraints]  # type: ignore[attr-defined]
     prices = {r: max(0.0, -row.dual_value()) for r, row in capacity.items()}
@@ -128,11 +130,13 @@ def _even_loads_suffice(
     usable: Sequence[bool],
     time: Fraction,
 ) -> bool:
-    """Whether sharing every resource evenly among its links meets all cuts at `time`: then no program is needed."""
+    """Whether sharing every resource evenly among its links meets all cuts at `time` already."""
     users = [sum(usable[e] for e in links) for links in network.crossing]
+    room = [float(time - off) / beta for off, beta in zip(offsets, network.beta, strict=True)]
+    if network.grain:
+        room = [math.floor(chunks) for chunks in room]
     loads = [
-        min(float(time - offsets[r]) / network.beta[r] / users[r] for r in held) if usable[e] else 0.0
-        for e, held in enumerate(network.holds)
+        min(room[r] / users[r] for r in held) if usable[e] else 0.0 for e, held in enumerate(network.holds)
     ]
     if any(sum(loads[e] for e in row.links) < row.demand * (1 - 1e-9) for row in rows):
         return False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from taccl.profiles.topology import Topology
@@ -13,7 +13,7 @@ from taccl.synth.bounds.bound import Bottleneck, Bound, Crossing, ranks_text, st
 from taccl.synth.bounds.certificate import Certificate, Row
 from taccl.synth.bounds.commodities import MAX_VARIABLES, FlowProgram, Sink
 from taccl.synth.bounds.growth import growth_time, relay_time
-from taccl.synth.bounds.network import UNREACHABLE, Network, distances, fluid, offsets
+from taccl.synth.bounds.network import UNREACHABLE, Network, distances, fluid, offsets, whole
 from taccl.synth.collective import Collective
 from taccl.synth.cost import FS_PER_US
 
@@ -35,6 +35,20 @@ def lower_bound(topology: Topology, collective: Collective, size_bytes: int) -> 
     return bounds_on(fluid(topology, collective.chunk_bytes(size_bytes)), collective, wants)
 
 
+def granular_bound(topology: Topology, collective: Collective, size_bytes: int) -> Bound:
+    """A time that no algorithm beats which keeps this collective's chunks whole; at least lower_bound.
+
+    Stronger than lower_bound when chunks are few: links and ports carry whole numbers of chunks, and a chunk
+    arrives only after its whole transit on every hop. Raises ValueError as lower_bound does.
+    """
+    free = lower_bound(topology, collective, size_bytes)
+    wants = wanted(collective)
+    if size_bytes <= 0 or not wants:
+        return free
+    tight = bounds_on(whole(topology, collective.chunk_bytes(size_bytes)), collective, wants, free.time_fs)
+    return strongest([free, *(replace(b, name=f"{b.name}, whole chunks") for b in [tight])])
+
+
 def wanted(collective: Collective) -> Wants:
     """How many chunks go from which ranks to which; ranks that need nothing moved are left out.
 
@@ -51,12 +65,13 @@ def wanted(collective: Collective) -> Wants:
     return wants
 
 
-def bounds_on(network: Network, collective: Collective, wants: Wants) -> Bound:
+def bounds_on(network: Network, collective: Collective, wants: Wants, floor_fs: int = 0) -> Bound:
     """Every bound on one network (fluid or whole chunks), the strongest chosen.
 
-    Each one only has to beat those before it, so that most are settled by one small program.
+    Each one only has to beat those before it and floor_fs, so that most are settled by one small program.
     """
-    found = [distance_bound(network, collective.combining, wants)]
+    found = [Bound(floor_fs, "known before")] if floor_fs else []
+    found.append(distance_bound(network, collective.combining, wants))
     found += sink_bounds(network, collective.combining, wants, _best(network, found))
     found += shared_bounds(network, collective, wants, _best(network, found))
     found += spread_bounds(network, collective, wants, _best(network, found))
