@@ -11,10 +11,10 @@ import re
 from collections.abc import Sequence
 
 from lxml import etree
-from taccl.synth.collective import COMBINING, NAMES, ROOTED
-from taccl.synth.program import PROTOCOLS, STEP_KINDS, Program, RankProgram, Step, Threadblock
 
 from taccl.errors import Diagnostic, InvalidInput
+from taccl.synth.collective import COMBINING, NAMES, ROOTED
+from taccl.synth.program import PROTOCOLS, STEP_KINDS, Program, RankProgram, Step, Threadblock
 
 MAX_FILE_BYTES = 128 << 20
 MAX_ELEMENTS = 4 << 20
@@ -134,7 +134,7 @@ def _decode(text: str | bytes, file: str) -> str:
         try:
             text = text.decode("utf-8-sig")
         except UnicodeDecodeError as error:
-            line = text[: error.start].count(b"\n") + 1
+            line = error.object[: error.start].count(b"\n") + 1
             raise InvalidInput([Diagnostic(file, line, 0, "X001", "the file is not UTF-8 text")]) from None
     try:
         text.encode()
@@ -154,9 +154,7 @@ class _Reader:
 
     def problem(self, element: etree._Element, code: str, message: str, help: str = "") -> None:
         if len(self.problems) < MAX_DIAGNOSTICS:
-            self.problems.append(
-                Diagnostic(self.file, int(element.sourceline or 0), 0, code, message, help=help)
-            )
+            self.problems.append(Diagnostic(self.file, _line(element), 0, code, message, help=help))
         elif len(self.problems) == MAX_DIAGNOSTICS:
             self.problems.append(
                 Diagnostic(
@@ -314,8 +312,13 @@ class _Reader:
             kind, buffers[0], offsets[0], buffers[1], offsets[1], count,
             (depid, deps) if depid >= 0 and deps >= 0 else None,
             self.integer(element, "hasdep", 0, 1, 0) == 1,
-            int(element.sourceline or 0),
+            _line(element),
         )  # fmt: skip
+
+
+def _line(element: etree._Element) -> int:
+    line = element.sourceline
+    return line if isinstance(line, int) else 0
 
 
 def _quote(value: str) -> str:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+from taccl.errors import CheckFailed
 from taccl.synth.collective import NAMES, Chunk, Collective, build
 
-from taccl.errors import CheckFailed
-
-# How many chunks of the loop belong to one natural block; the rest of the names need the caller's collective.
+# nchunksperloop of these is a multiple of the ranks.
 _BLOCKS_OF_RANKS = frozenset({"allgather", "alltoall", "reducescatter", "gather", "scatter"})
 _NEED_CALLER = frozenset(NAMES) - _BLOCKS_OF_RANKS - {"allreduce", "broadcast", "reduce"}
 
@@ -15,9 +14,9 @@ def collective_of(name: str, ranks: int, chunks_per_loop: int, root: int = 0) ->
     """The collective that the attributes coll, ngpus, nchunksperloop and root of a program name.
 
     nchunksperloop counts the larger of a rank's input and output: ngpus * k for allgather, alltoall,
-    reducescatter, gather and scatter cut into k chunks a block, and the whole buffer for allreduce, broadcast
-    and reduce. Raises CheckFailed when the name needs a demand that no attribute gives, or when ngpus does not
-    divide nchunksperloop.
+    reducescatter, gather and scatter cut into k chunks a block, and the whole buffer for allreduce,
+    broadcast and reduce. Raises CheckFailed when the name needs a demand that no attribute gives, or when
+    ngpus does not divide nchunksperloop.
     """
     if name not in _BLOCKS_OF_RANKS and (name in _NEED_CALLER or name not in NAMES):
         raise CheckFailed(f"coll={name!r} does not say who sends what to whom: give the collective itself")

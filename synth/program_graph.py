@@ -1,4 +1,4 @@
-"""A program as one flat list of steps with what each waits for: program order, dependency, message, FIFO slot."""
+"""A program as one flat list of steps, with what each waits for: order, dependency, message, FIFO slot."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ class ProgramGraph:
     steps: tuple[Step, ...]
     places: tuple[tuple[int, int, int], ...]  # (rank, threadblock id, number in the threadblock)
     threadblocks: tuple[tuple[int, int], ...]  # (first step, one past its last) of each threadblock
+    channels: tuple[int, ...]  # of each threadblock
     threadblock_of: tuple[int, ...]  # index into `threadblocks`
     needs: tuple[int, ...]  # the step depended on
     source: tuple[int, ...]  # of a receive: the send it meets
@@ -29,6 +30,10 @@ class ProgramGraph:
     def previous(self, index: int) -> int:
         """The step before this one in its threadblock."""
         return index - 1 if index > self.threadblocks[self.threadblock_of[index]][0] else -1
+
+    def channel_of(self, index: int) -> int:
+        """The channel of a step's threadblock."""
+        return self.channels[self.threadblock_of[index]]
 
     def where(self, index: int) -> str:
         """The place of a step in words."""
@@ -48,6 +53,7 @@ def graph_of(program: Program, depth: int | None = None) -> ProgramGraph:
     steps: list[Step] = []
     places: list[tuple[int, int, int]] = []
     threadblocks: list[tuple[int, int]] = []
+    channels: list[int] = []
     threadblock_of: list[int] = []
     first: dict[tuple[int, int], int] = {}
     sends: defaultdict[Connection, list[int]] = defaultdict(list)
@@ -64,6 +70,7 @@ def graph_of(program: Program, depth: int | None = None) -> ProgramGraph:
                 threadblock_of.append(len(threadblocks))
                 steps.append(step)
             threadblocks.append((begin, len(steps)))
+            channels.append(tb.channel)
     needs = [-1] * len(steps)
     for index, step in enumerate(steps):
         if step.depends is not None:
@@ -82,6 +89,6 @@ def graph_of(program: Program, depth: int | None = None) -> ProgramGraph:
                 if k >= held > 0:
                     slot[send] = into[k - held] if k - held < len(into) else -1
     return ProgramGraph(
-        program, tuple(steps), tuple(places), tuple(threadblocks), tuple(threadblock_of), tuple(needs),
-        tuple(source), tuple(target), tuple(slot), connections,
+        program, tuple(steps), tuple(places), tuple(threadblocks), tuple(channels), tuple(threadblock_of),
+        tuple(needs), tuple(source), tuple(target), tuple(slot), connections,
     )  # fmt: skip

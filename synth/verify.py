@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
+from taccl.errors import CheckFailed
 from taccl.synth.collective import Collective
 from taccl.synth.program import FIFO_DEPTH, Program
 from taccl.synth.program_collective import collective_of
@@ -27,8 +28,6 @@ from taccl.synth.verify_memory import (
     lay_out,
 )
 from taccl.synth.verify_races import unordered
-
-from taccl.errors import CheckFailed
 
 MAX_FINDINGS_PER_CODE = 20
 
@@ -72,8 +71,9 @@ def _verify_graph(
     if without_buffers:
         found.append(finding_at(
             graph, without_buffers[0], "V302",
-            f"waits for ever if sends wait for their receives: the program needs the {FIFO_DEPTH[program.protocol]} "
-            f"messages that a {program.protocol} connection holds", "warning",
+            "waits for ever if sends wait for their receives: the program needs the "
+            f"{FIFO_DEPTH[program.protocol]} messages that a {program.protocol} connection holds",
+            "warning",
         ))  # fmt: skip
     if collective is None:
         try:
@@ -126,14 +126,14 @@ def _race(
     other = "writes" if earlier_writes else "reads"
     return finding_at(
         graph, later, "V502" if earlier_writes and later_writes else "V501",
-        f"{verb} {chunk}, which {graph.where(earlier)} {other}; no order of steps, dependency or message decides "
-        "which comes first",
+        f"{verb} {chunk}, which {graph.where(earlier)} {other}; no order of steps, dependency or message "
+        "decides which comes first",
         mode=mode,
     )  # fmt: skip
 
 
 def _buffer_lengths(program: Program, collective: Collective, strict: bool) -> list[Finding]:
-    """Declared lengths must be the collective's; a buffer of length 0 is one that the program does not use."""
+    """Declared lengths must be the collective's; length 0 says that the program does not use the buffer."""
     found = []
     for gpu in program.gpus:
         for name, declared, real in (

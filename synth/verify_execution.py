@@ -27,8 +27,8 @@ def unmatched_messages(graph: ProgramGraph) -> list[Finding]:
             if out != into:
                 found.append(finding_at(
                     graph, receive, "V202",
-                    f"message {k} from {connection} is sent with {out} chunks at {graph.where(send)} but received "
-                    f"with {into}",
+                    f"message {k} from {connection} is sent with {out} chunks at {graph.where(send)} but "
+                    f"received with {into}",
                 ))  # fmt: skip
         if len(sends) != len(receives):
             more = sends if len(sends) > len(receives) else receives
@@ -36,14 +36,14 @@ def unmatched_messages(graph: ProgramGraph) -> list[Finding]:
             verb = "received" if more is sends else "sent"
             found.append(finding_at(
                 graph, extra, "V201",
-                f"{len(sends)} messages are sent and {len(receives)} received from {connection}: from here on "
-                f"they are never {verb}",
+                f"{len(sends)} messages are sent and {len(receives)} received from {connection}: from here "
+                f"on they are never {verb}",
             ))  # fmt: skip
     return found
 
 
 def execute(graph: ProgramGraph) -> tuple[list[int], list[int]]:
-    """Run as far as possible: (steps in an order in which they can complete, first stuck step of each threadblock).
+    """Run as far as possible: steps in a possible order of completion, first stuck step of each threadblock.
 
     Needs matched messages. O(steps).
     """

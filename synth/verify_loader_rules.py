@@ -1,8 +1,8 @@
 """The rules of the loaders that run MSCCL XML, checked before a program is executed in the mind.
 
-Sources: RCCL src/misc/msccl/msccl_parser.cc and src/include/msccl/msccl_struct.h, MSCCL src/graph/topo.cc and
-src/include/msccl.h, and the interpreter kernel of MSCCL. A rule that some loader enforces and another does not
-is a warning on foreign files and an error under `strict`, which synthesis uses on its own programs.
+Sources: RCCL src/misc/msccl/msccl_parser.cc and src/include/msccl/msccl_struct.h, MSCCL src/graph/topo.cc
+and src/include/msccl.h, and the interpreter kernel of MSCCL. A rule that some loader enforces and another
+does not is a warning on foreign files and an error under `strict`, which synthesis uses on its own programs.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _threadblock_structure(program: Program, gpu: RankProgram, tb: Threadblock) 
     for name, peer in (("send", tb.send), ("recv", tb.recv)):
         if peer != -1 and (not 0 <= peer < program.ranks or peer == gpu.rank):
             yield Finding(
-                "V108", f"{place}: {name} peer {peer} must be another of the ranks 0..{program.ranks - 1}, or -1",
+                "V108", f"{place}: {name}={peer} must be -1 or another of the ranks 0..{program.ranks - 1}",
                 rank=gpu.rank, threadblock=tb.id, line=line,
             )  # fmt: skip
 
@@ -106,8 +106,9 @@ def _step_structure(
             yield finding("V113", f"depends on step {deps} of its own threadblock, which comes no earlier")
         if wanted.kind == "nop":
             yield finding(
-                "V114", f"depends on threadblock {depid}, step {deps}, a nop: loaders drop nops, so it never reports"
-            )  # fmt: skip
+                "V114",
+                f"depends on threadblock {depid}, step {deps}, a nop: loaders drop nops, so it never reports",
+            )
         elif not wanted.has_dependents:
             yield finding(
                 "V115",
@@ -123,8 +124,9 @@ def loader_rules(program: Program, strict: bool) -> list[Finding]:
         found.append(Finding("V120", f"coll={program.collective!r} is no collective of this tool", soft))
     if not 0 <= program.min_bytes <= program.max_bytes:
         found.append(Finding(
-            "V121", f"minBytes={program.min_bytes} and maxBytes={program.max_bytes} leave no size: one loader "
-            "reads maxBytes=0 as no limit, another never chooses the program", soft,
+            "V121",
+            f"minBytes={program.min_bytes} and maxBytes={program.max_bytes} leave no size: one loader reads "
+            "maxBytes=0 as no limit, another never chooses the program", soft,
         ))  # fmt: skip
     if len(program.name) > MAX_XML_VALUE:
         found.append(Finding("V122", f"the name is longer than {MAX_XML_VALUE} characters", soft))
@@ -142,8 +144,8 @@ def _rank_rules(program: Program, gpu: RankProgram, strict: bool) -> Iterator[Fi
     if blocks > MAX_THREADBLOCKS_SMALLEST_CHIP:
         yield Finding(
             "V123",
-            f"rank {gpu.rank} has {blocks} threadblocks: all must be resident at once, and GPUs hold 80, 108 or "
-            f"{MAX_THREADBLOCKS} by chip",
+            f"rank {gpu.rank} has {blocks} threadblocks: all must be resident at once, and GPUs hold 80, 108 "
+            f"or {MAX_THREADBLOCKS} by chip",
             soft if blocks > MAX_THREADBLOCKS else "warning",
             rank=gpu.rank,
         )
@@ -169,15 +171,16 @@ def _rank_rules(program: Program, gpu: RankProgram, strict: bool) -> Iterator[Fi
             if other != tb.id:
                 yield Finding(
                     "V125",
-                    f"rank {gpu.rank}: threadblocks {other} and {tb.id} both {end} with rank {peer} on channel "
-                    f"{tb.channel}; each end of a connection belongs to one threadblock",
+                    f"rank {gpu.rank}: threadblocks {other} and {tb.id} both {end} with rank {peer} on "
+                    f"channel {tb.channel}; each end of a connection belongs to one threadblock",
                     rank=gpu.rank, threadblock=tb.id, line=tb.steps[0].line if tb.steps else 0,
                 )  # fmt: skip
     for (end, channel), count in sorted(peers.items()):
         if count > MAX_PEERS_OF_CHANNEL:
             yield Finding(
                 "V126",
-                f"rank {gpu.rank}: {count} {end} peers on channel {channel}, loaders take {MAX_PEERS_OF_CHANNEL}",
+                f"rank {gpu.rank}: {count} {end} peers on channel {channel}, loaders take "
+                f"{MAX_PEERS_OF_CHANNEL}",
                 soft,
                 rank=gpu.rank,
             )
@@ -188,8 +191,8 @@ def _threadblock_rules(gpu: RankProgram, tb: Threadblock, soft: str) -> Iterator
         number = min(MAX_STEPS_REBUILT, len(tb.steps) - 1)
         yield _at(
             "V130", gpu, tb, number, tb.steps[number],
-            f"the threadblock has {len(tb.steps)} steps; loaders take {MAX_STEPS_DEFAULT}, rebuilt or old ones "
-            f"{MAX_STEPS_REBUILT}", "error" if len(tb.steps) > MAX_STEPS_REBUILT else soft,
+            f"the threadblock has {len(tb.steps)} steps; loaders take {MAX_STEPS_DEFAULT}, rebuilt or old "
+            f"ones {MAX_STEPS_REBUILT}", "error" if len(tb.steps) > MAX_STEPS_REBUILT else soft,
         )  # fmt: skip
     last_reporting = max((i for i, step in enumerate(tb.steps) if step.has_dependents), default=-1)
     for number, step in enumerate(tb.steps):
@@ -226,7 +229,7 @@ def _threadblock_rules(gpu: RankProgram, tb: Threadblock, soft: str) -> Iterator
         ):
             yield _at(
                 "V135", gpu, tb, number + 1, following,
-                f"loaders fuse this reduction with the one before, whose cnt is {step.count}, and use one cnt",
+                f"loaders fuse this reduction with the one before, whose cnt={step.count} differs",
             )  # fmt: skip
 
 
@@ -243,8 +246,8 @@ def _one_sided_connections(program: Program) -> Iterator[Finding]:
         missing = "no threadblock of the receiver" if connection in out else "no threadblock of the sender"
         yield Finding(
             "V127",
-            f"rank {gpu.rank}, threadblock {tb.id}: {missing} names the connection from rank {source} to rank "
-            f"{destination} on channel {channel}, so setting it up never ends",
+            f"rank {gpu.rank}, threadblock {tb.id}: {missing} names the connection from rank {source} to "
+            f"rank {destination} on channel {channel}, so setting it up never ends",
             rank=gpu.rank, threadblock=tb.id, line=tb.steps[0].line if tb.steps else 0,
         )  # fmt: skip
 

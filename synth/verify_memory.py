@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from taccl.synth.collective import Collective
 from taccl.synth.program import Step
@@ -47,7 +48,8 @@ def lay_out(graph: ProgramGraph, collective: Collective, mode: str) -> Memory:
         shared = max(input_at + sizes[0], output_at + sizes[1])
         base.append({"i": cells + input_at, "o": cells + output_at, "s": cells + shared})
         length.append({
-            "i": min(sizes[0], gpu.input_chunks), "o": min(sizes[1], gpu.output_chunks), "s": gpu.scratch_chunks,
+            "i": min(sizes[0], gpu.input_chunks), "o": min(sizes[1], gpu.output_chunks),
+            "s": gpu.scratch_chunks,
         })  # fmt: skip
         separate.append(views is None)
         cells += shared + gpu.scratch_chunks
@@ -85,7 +87,8 @@ def check_places(graph: ProgramGraph, memory: Memory, mode: str) -> Iterator[Fin
         for buffer, offset in writes:
             if buffer == "i" and memory.separate_input[rank]:
                 yield finding_at(
-                    graph, index, "V403", f"writes i[{offset}], but out of place the input must stay as it is",
+                    graph, index, "V403",
+                    f"writes i[{offset}], but out of place the input must stay as it is",
                     mode=mode,
                 )  # fmt: skip
             for other, start in reads:
@@ -93,8 +96,8 @@ def check_places(graph: ProgramGraph, memory: Memory, mode: str) -> Iterator[Fin
                 if 0 < abs(apart) < step.count:
                     yield finding_at(
                         graph, index, "V404",
-                        f"source {other}[{start}..] and destination {buffer}[{offset}..] overlap without being "
-                        "the same, so the outcome depends on the order of single elements",
+                        f"source {other}[{start}..] and destination {buffer}[{offset}..] overlap without "
+                        "being the same, so the outcome depends on the order of single elements",
                         mode=mode,
                     )  # fmt: skip
 
@@ -104,8 +107,8 @@ class Execution:
     """What one symbolic execution saw."""
 
     findings: list[Finding] = field(default_factory=list)
-    # Accesses of one cell by two threadblocks that must not happen at once: (earlier step, later step) -> cell,
-    # earlier writes, later writes.
+    # Accesses of one cell by two threadblocks that must not happen at once: (earlier step, later step) ->
+    # cell, earlier writes, later writes.
     conflicts: dict[tuple[int, int], tuple[int, bool, bool]] = field(default_factory=dict)
 
 
@@ -135,7 +138,7 @@ class _Values:
             total = self.sums[key] = self.intern(tuple(merged[: self.limit]))
             if a in self.doubled_by or b in self.doubled_by:
                 self.doubled_by.setdefault(total, self.doubled_by.get(a, self.doubled_by.get(b, step)))
-            elif any(x == y for x, y in zip(merged, merged[1:], strict=False)):
+            elif any(x == y for x, y in pairwise(merged)):
                 self.doubled_by.setdefault(total, step)
         return total
 
@@ -178,7 +181,8 @@ def execute_symbolically(
         if UNWRITTEN in chunks:
             missing = offset + chunks.index(UNWRITTEN)
             result.findings.append(finding_at(
-                graph, index, "V402", f"reads {buffer}[{missing}], to which nothing has been written", mode=mode
+                graph, index, "V402", f"reads {buffer}[{missing}], to which nothing has been written",
+                mode=mode,
             ))  # fmt: skip
             chunks = [GARBAGE if value == UNWRITTEN else value for value in chunks]
         return chunks

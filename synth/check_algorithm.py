@@ -1,0 +1,197 @@
+"""An independent judge of timed algorithms: `check_algorithm`.
+
+It shares the cost model with synthesis and nothing else: no scheduler, no solver, no data structure. Time is
+walked once from event to event, and what every rank holds of every chunk is recomputed from the messages.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from collections.abc import Iterator
+
+from taccl.profiles.topology import Topology
+from taccl.synth.algorithm import Algorithm, Message
+from taccl.synth.cost import Costs, costs
+
+MAX_PROBLEMS = 50
+
+
+def check_algorithm(algorithm: Algorithm, topology: Topology) -> list[str]:
+    """What is wrong with an algorithm on a topology, one sentence a problem; empty if it is right.
+
+    Checked: messages follow their links and the cost model to the femtosecond; no link and no port carries
+    two at once; a rank sends only what it has when the message starts; a rank's reductions run one after
+    another in order of arrival; at the end each destination holds each wanted contribution exactly once;
+    `time_fs` is the end of the last arrival or reduction. O(m log m) for m messages, times chunks a message.
+    """
+    problems: list[str] = []
+    for problem in _problems(algorithm, topology):
+        problems.append(problem)
+        if len(problems) == MAX_PROBLEMS:
+            problems.append(f"stopped after {MAX_PROBLEMS} problems")
+            break
+    return problems
+
+
+def _problems(algorithm: Algorithm, topology: Topology) -> Iterator[str]:
+    collective = algorithm.collective
+    if collective.ranks != topology.ranks:
+        yield f"the algorithm is for {collective.ranks} ranks, {topology.name} has {topology.ranks}"
+        return
+    price = costs(topology, algorithm.chunk_bytes)
+    malformed = False
+    for number, message in enumerate(algorithm.messages):
+        for problem in _form(algorithm, topology, price, message):
+            malformed = True
+            yield f"{_name(number, message)}: {problem}"
+    if malformed:
+        return
+    yield from _overlaps(algorithm, topology, price)
+    yield from _data(algorithm, price)
+
+
+def _name(number: int, message: Message) -> str:
+    chunks = ",".join(map(str, message.chunks[:6])) + (",..." if len(message.chunks) > 6 else "")
+    route = f"{message.src}->{message.dst}, {message.start_fs} fs"
+    return f"message {number} ({message.op} of chunks {chunks}, {route})"
+
+
+def _form(algorithm: Algorithm, topology: Topology, price: Costs, message: Message) -> Iterator[str]:
+    if not 0 <= message.link < len(topology.links):
+        yield f"link {message.link} does not exist"
+        return
+    link = topology.links[message.link]
+    if (link.src, link.dst) != (message.src, message.dst):
+        yield f"link {message.link} joins {link.src}->{link.dst}"
+    chunks = message.chunks
+    known = len(algorithm.collective.chunks)
+    if not chunks or list(chunks) != sorted(set(chunks)) or chunks[0] < 0 or chunks[-1] >= known:
+        yield f"chunks must be ascending, without repeats, among 0..{known - 1}"
+    if message.op not in ("copy", "reduce") or (
+        message.op == "reduce" and not algorithm.collective.combining
+    ):
+        yield f"op {message.op!r} has no meaning in {algorithm.collective.name}"
+    if message.start_fs < 0:
+        yield "starts before time 0"
+    arrival = message.start_fs + price.transit(message.link, len(chunks))
+    if message.end_fs != arrival:
+        yield f"claims to arrive at {message.end_fs} fs, the cost model says {arrival} fs"
+
+
+def _overlaps(algorithm: Algorithm, topology: Topology, price: Costs) -> Iterator[str]:
+    # resource -> (start, end, message)
+    holds: defaultdict[int, list[tuple[int, int, int]]] = defaultdict(list)
+    for number, message in enumerate(algorithm.messages):
+        for resource, per_chunk in price.holds[message.link]:
+            until = message.start_fs + price.hold(message.link, per_chunk, len(message.chunks))
+            holds[resource].append((message.start_fs, until, number))
+    for resource, intervals in sorted(holds.items()):
+        intervals.sort()
+        latest, owner = -1, -1
+        for start, until, number in intervals:
+            if start < latest:
+                links = len(topology.links)
+                name = (
+                    f"link {resource}"
+                    if resource < links
+                    else f"port {topology.ports[resource - links].name}"
+                )
+                yield (
+                    f"{_name(number, algorithm.messages[number])}: {name} is still held by "
+                    f"{_name(owner, algorithm.messages[owner])} until {latest} fs"
+                )
+            if until > latest:
+                latest, owner = until, number
+
+
+# What happens at one instant happens in this order: what arrives or is reduced then can be sent then.
+_ARRIVAL, _REDUCED, _START = range(3)
+
+
+def _data(algorithm: Algorithm, price: Costs) -> Iterator[str]:
+    """Walk through time. A value is two bit sets: contributions, those that entered more than once."""
+    collective, messages = algorithm.collective, algorithm.messages
+    value: dict[tuple[int, int], tuple[int, int]] = {}  # (rank, chunk)
+    wanted: list[int] = []
+    for number, chunk in enumerate(collective.chunks):
+        contributions = dict.fromkeys(chunk.sources)
+        for bit, (rank, _) in enumerate(contributions):
+            mine, twice = value.get((rank, number), (0, 0))
+            value[rank, number] = (mine | 1 << (bit if collective.combining else 0), twice)
+        wanted.append((1 << len(contributions)) - 1 if collective.combining else 1)
+    due = _due(algorithm)
+    events: list[tuple[int, int, int, int]] = [
+        (m.start_fs, _START, 0, number) for number, m in enumerate(messages)
+    ]
+    heapq.heapify(events)
+    carried: dict[int, list[tuple[int, int]]] = {}
+    engine_free: defaultdict[int, int] = defaultdict(int)
+    last = 0
+    while events:
+        now, kind, _, number = heapq.heappop(events)
+        message = messages[number]
+        if kind == _START:
+            missing = [c for c in message.chunks if (message.src, c) not in value]
+            if missing:
+                yield f"{_name(number, message)}: rank {message.src} does not have chunk {missing[0]} yet"
+            carried[number] = [value.get((message.src, c), (0, 0)) for c in message.chunks]
+            heapq.heappush(events, (message.end_fs, _ARRIVAL, due[number], number))
+            continue
+        last = max(last, now)
+        if kind == _ARRIVAL and message.op == "reduce":
+            done = max(engine_free[message.dst], now) + price.reduce(len(message.chunks))
+            engine_free[message.dst] = done
+            heapq.heappush(events, (done, _REDUCED, due[number], number))
+            continue
+        for c, (sent, sent_twice) in zip(message.chunks, carried.pop(number), strict=True):
+            if kind == _REDUCED:
+                mine, twice = value.get((message.dst, c), (0, 0))
+                value[message.dst, c] = (mine | sent, twice | sent_twice | (mine & sent))
+            else:
+                value[message.dst, c] = (sent, sent_twice)
+    yield from _outcome(algorithm, value, wanted)
+    if last != algorithm.time_fs:
+        yield f"time_fs is {algorithm.time_fs}, but the last arrival or reduction ends at {last} fs"
+
+
+def _due(algorithm: Algorithm) -> list[int]:
+    """When each message's chunks first leave its destination after it arrived: orders equal arrivals.
+
+    Reductions that arrive at one instant may run in any order, so the algorithm is right if any order
+    serves; earliest due date first is such an order if there is one (Jackson 1955, one machine, lateness).
+    """
+    departures: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
+    for message in sorted(algorithm.messages, key=lambda m: -m.start_fs):
+        for chunk in message.chunks:
+            departures[message.src, chunk].append(message.start_fs)  # descending
+    never = algorithm.time_fs + 1
+    due = [never] * len(algorithm.messages)
+    for number in sorted(range(len(algorithm.messages)), key=lambda n: algorithm.messages[n].end_fs):
+        message = algorithm.messages[number]
+        for chunk in message.chunks:
+            later = departures[message.dst, chunk]
+            while later and later[-1] < message.end_fs:
+                later.pop()
+            if later:
+                due[number] = min(due[number], later[-1])
+    return due
+
+
+def _outcome(
+    algorithm: Algorithm, value: dict[tuple[int, int], tuple[int, int]], wanted: list[int]
+) -> Iterator[str]:
+    for number, chunk in enumerate(algorithm.collective.chunks):
+        for rank in dict.fromkeys(rank for rank, _ in chunk.destinations):
+            have, twice = value.get((rank, number), (0, 0))
+            lacking = wanted[number] & ~have
+            if lacking and not have:
+                yield f"rank {rank} never gets chunk {number}"
+            elif lacking:
+                sources = list(dict.fromkeys(chunk.sources))
+                ranks = [sources[bit][0] for bit in range(len(sources)) if lacking >> bit & 1]
+                yield f"rank {rank}, chunk {number}: the contributions of ranks {ranks} are missing"
+            if twice:
+                sources = list(dict.fromkeys(chunk.sources))
+                ranks = [sources[bit][0] for bit in range(len(sources)) if twice >> bit & 1]
+                yield f"rank {rank}, chunk {number}: the contributions of ranks {ranks} are in it twice"
