@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from taccl.errors import EnvironmentProblem
 from taccl.runtime import check, gpu
 from taccl.runtime.bind import (
     Bound,
@@ -33,8 +35,6 @@ from taccl.runtime.trace import Trace
 from taccl.runtime.transports import MpiTransport, StagedTransport
 from taccl.synth.collective import Collective
 from taccl.synth.program import SENDS, Program
-
-from taccl.errors import EnvironmentProblem
 
 MODES = ("out_of_place", "in_place")
 MEMORY_SHARE = 0.9  # of what is free; the rest is for Python and the MPI library

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
 from taccl.runtime.compile import Plan, compile_ranks
 from taccl.runtime.dtypes import UFUNCS, DType, divide
 from taccl.runtime.executor import Executor, Transport

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+
 from taccl.runtime.bind import Buffers, buffer_elements, memory_chunks
 from taccl.runtime.dtypes import PERIOD, Array, DType, reduce_exactly, table
 from taccl.runtime.layout import Layout

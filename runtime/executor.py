@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import numpy as np
+
 from taccl.runtime.compile import Operation, Plan, Range, followers
 
 

@@ -15,11 +15,11 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 import numpy as np
+
+from taccl.errors import RunFailed, TacclError
 from taccl.runtime import mpi
 from taccl.runtime.bind import Bound
 from taccl.synth.program import Program
-
-from taccl.errors import RunFailed, TacclError
 
 T = TypeVar("T")
 

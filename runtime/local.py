@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+
+from taccl.errors import RunFailed, UsageError
 from taccl.runtime.bind import Bound, Buffers, Compiled, buffer_elements, compile_program, memory_chunks
 from taccl.runtime.dtypes import DTYPES, OPS
 from taccl.runtime.layout import Layout, layout
@@ -14,8 +16,6 @@ from taccl.runtime.trace import trace
 from taccl.runtime.transports import LocalSwitch, LocalTransport
 from taccl.synth.collective import Collective
 from taccl.synth.program import Program
-
-from taccl.errors import RunFailed, UsageError
 
 Array = np.ndarray[Any, Any]
 

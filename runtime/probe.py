@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from taccl.runtime import gpu, mpi
 
 LENGTHS = (1024, 4 * 2**20)  # eager and rendezvous

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+
 from taccl.runtime.bind import Buffers
 from taccl.runtime.dtypes import UFUNCS, DType, divide
 from taccl.runtime.layout import Layout

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+from taccl.errors import CheckFailed, Diagnostic, InvalidInput
 from taccl.runtime.trace import Trace, local_operands
 from taccl.synth.collective import Collective, build
 from taccl.synth.program import Program
 from taccl.synth.program_collective import collective_of as named_collective
-
-from taccl.errors import CheckFailed, Diagnostic, InvalidInput
 
 Origin = tuple[int, int]  # rank, chunk of its input
 

@@ -11,9 +11,8 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from dataclasses import dataclass
 
-from taccl.synth.program import RECEIVES, SENDS, Program, Step
-
 from taccl.errors import Diagnostic, InvalidInput
+from taccl.synth.program import RECEIVES, SENDS, Program, Step
 
 Place = tuple[int, int, int]  # rank, index into its threadblocks, index into its steps
 

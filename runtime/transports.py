@@ -10,9 +10,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from taccl.runtime.gpu import Cuda
 
 from taccl.errors import EnvironmentProblem
+from taccl.runtime.gpu import Cuda
 
 LARGE_BYTES = 2**31 - 1  # above this, counts do not fit the calls of MPI before version 4
 

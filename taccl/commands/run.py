@@ -35,7 +35,11 @@ class Size(click.ParamType):  # type: ignore[type-arg]
             return value
         digits = value.rstrip("KMGiBkmgb")
         unit = value[len(digits) :].upper()
-        if not digits.isdigit() or unit not in UNITS or int(digits) * UNITS[unit] > 2**50:
+        if (
+            not (digits.isascii() and digits.isdigit())
+            or unit not in UNITS
+            or int(digits) * UNITS[unit] > 2**50
+        ):
             self.fail(f"{value!r} is not a size; write bytes, or e.g. 64K, 16M, 1MB, 1MiB", param, ctx)
         return int(digits) * UNITS[unit]
 
@@ -301,12 +305,18 @@ def _predictor(topology: str | None, program: Program, collective: Collective) -
     if topology is None:
         return None
     from taccl.profiles.load import load_topology
+    from taccl.synth.cost import us
     from taccl.synth.simulate import simulate
 
     loaded = load_topology(topology)
     if loaded.ranks != program.ranks:
         raise UsageError(f"{topology} has {loaded.ranks} ranks, the program {program.ranks}")
-    return lambda size: simulate(program, loaded, size, collective).time_us
+
+    def predict(size_bytes: int) -> float:
+        return us(simulate(program, loaded, size_bytes, collective=collective).time_fs)
+
+    predict(collective.size_chunks)  # a link that the program uses and the topology lacks shows now
+    return predict
 
 
 def _say_devices(job: Job, settings: Settings, verbose: bool) -> None:

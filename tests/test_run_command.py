@@ -1,0 +1,265 @@
+"""`taccl run` on real ranks: data, table, JSON, messages, exit codes."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import runtime_programs as programs
+from click.testing import CliRunner
+from mpi_jobs import launch, messages, needs_mpi, taccl
+
+from taccl.commands.run import Size, command
+from taccl.runtime import table
+from taccl.runtime.bench import Measurement, Row, Timing
+from taccl.runtime.dtypes import DTYPES
+from taccl.synth.msccl_xml import write_xml
+
+mpi = pytest.mark.usefixtures("needs_a_launcher")
+FAST = ("-n", "2", "-w", "1", "--deadline", "20")
+
+
+@pytest.fixture
+def needs_a_launcher():
+    for mark in needs_mpi[1:]:
+        if mark.args[0]:
+            pytest.skip(mark.kwargs["reason"])
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """A function that writes a program to a file and gives its path."""
+
+    def save(program):
+        path = tmp_path / f"{program.name}.xml"
+        path.write_text(write_xml(program))
+        return str(path)
+
+    return save
+
+
+def rows(text):
+    return [line.split() for line in text.splitlines() if line.strip() and not line.startswith("#")]
+
+
+@pytest.mark.mpi
+@mpi
+def test_ring_allgather_on_four_ranks(saved):
+    ended = taccl(4, "run", saved(programs.ring_allgather(4, 2)), "-b", "1K", "-e", "64K", *FAST)
+    assert ended.code == 0, ended.err
+    found = rows(ended.out)
+    assert [row[0] for row in found] == ["1024", "4096", "16384", "65536"]
+    assert [row[1] for row in found] == ["64", "256", "1024", "4096"]  # count: elements of a rank's block
+    for row in found:
+        assert row[2:5] == ["float", "none", "-1"]
+        time_us, alg, bus, wrong = row[5:9]
+        assert float(time_us) > 0 and float(bus) <= float(alg) and wrong == "0"
+        assert row[9:13] == ["n/a"] * 4  # not claimed: in place
+        assert float(row[13]) > 0 and row[15:17] == ["n/a", "n/a"]
+    assert "# Out of bounds values : 0 OK" in ended.out
+    assert ended.err == ""
+
+
+@pytest.mark.mpi
+@mpi
+@pytest.mark.parametrize("name", sorted(programs.ALL))
+def test_every_collective_beside_mpi(saved, name):
+    program = programs.ALL[name](4, 2)
+    reduces = name in ("allreduce", "reduce", "reducescatter")
+    ended = taccl(
+        4, "run", saved(program), "-b", "100", "-e", "10000", "-f", "100", "-d", "all", "-o", "all", *FAST,
+        "--json", "-",
+    )  # fmt: skip
+    assert ended.code == 0, ended.err
+    document = json.loads(ended.out)
+    assert len(document["results"]) == 2 * 7 * (5 if reduces else 1)
+    for row in document["results"]:
+        mode = row["out_of_place"]
+        assert row["in_place"] is None and mode["nwrong"] == 0 and mode["outside_bytes"] == 0
+        assert mode["max_error"] == 0.0
+        assert mode["reference_time_us"] > 0 and mode["min_time"] <= mode["median_time"]
+        assert row["wire_bytes"] > 0
+    assert document["out_of_bounds"] == {"count": 0, "okay": True}
+    assert (document["schema"], document["transport"], document["codec"]) == ("taccl/run/v1", "mpi", "none")
+    assert rows(ended.err)  # the table goes to stderr
+
+
+@pytest.mark.mpi
+@mpi
+@pytest.mark.parametrize(
+    "program",
+    [
+        programs.ring_allgather(4, 3, inplace=True),
+        programs.ring_allreduce(4, 2),
+        programs.inplace_exchange(4),
+    ],
+    ids=["allgather", "allreduce", "alltoall"],
+)
+def test_in_place(saved, program):
+    ended = taccl(
+        4, "run", saved(program), "-b", "36", "-e", "40000", "-f", "9", "-o", "avg", "-c", "2", *FAST
+    )
+    assert ended.code == 0, ended.err
+    for row in rows(ended.out):
+        assert row[5:9] == ["n/a"] * 4 and row[12] == "0"
+
+
+@pytest.mark.mpi
+@mpi
+def test_alltoallv_and_both_modes_and_json_file(saved, tmp_path):
+    program = programs.direct_alltoallv([[1, 2, 0], [0, 0, 3], [2, 2, 2]])
+    path = tmp_path / "out.json"
+    ended = taccl(3, "run", saved(program), "-b", "4K", "-e", "4K", *FAST, "--json", str(path))
+    assert ended.code == 0, ended.err
+    (row,) = json.loads(path.read_text())["results"]
+    assert row["out_of_place"]["nwrong"] == 0 and row["out_of_place"]["reference_time_us"] > 0
+    both = dataclasses.replace(programs.ring_allreduce(3), outofplace=True)
+    ended = taccl(3, "run", saved(both), "-b", "4K", "-e", "4K", *FAST)
+    assert ended.code == 1  # in-place steps leave the output of the out-of-place mode unwritten
+    (found,) = rows(ended.out)
+    assert int(found[8]) > 0 and found[12] == "0"
+
+
+@pytest.mark.mpi
+@mpi
+def test_wrong_data_fails_with_code_1_on_every_rank(saved):
+    program = programs.direct_alltoall(3)
+    gpu = program.gpus[0]
+    tb = gpu.threadblocks[1]
+    bad = dataclasses.replace(tb, steps=(dataclasses.replace(tb.steps[0], src_offset=0), *tb.steps[1:]))
+    gpus = (dataclasses.replace(gpu, threadblocks=(gpu.threadblocks[0], bad, *gpu.threadblocks[2:])),)
+    path = saved(dataclasses.replace(program, gpus=gpus + program.gpus[1:]))
+    ended = taccl(3, "run", path, "-b", "3000", "-e", "3000", *FAST)
+    assert ended.code == 1
+    assert rows(ended.out)[0][8] == "250" and "250 FAILED" in ended.out
+
+
+@pytest.mark.mpi
+@mpi
+@pytest.mark.parametrize(
+    ("ranks", "arguments", "code", "words"),
+    [
+        (2, ("GOOD",), 2, "is a program for 4 ranks and this job has 2; start it with: mpiexec -n 4"),
+        (4, ("GOOD", "-d", "float8"), 2, "unknown data type 'float8'"),
+        (4, ("GOOD", "-o", "xor"), 2, "unknown reduction 'xor'"),
+        (4, ("GOOD", "-r", "3"), 2, "the root of this program is rank 0"),
+        (4, ("GOOD", "--in-place"), 2, "does not claim to work in place"),
+        (4, ("GOOD", "-b", "2M", "-e", "1M"), 2, "-b 2097152 is larger than -e 1048576"),
+        (4, ("GOOD", "-b", "lots"), 2, "'lots' is not a size"),
+        (4, ("GOOD", "-n", "0"), 2, "Invalid value for '-n'"),
+        (4, ("GOOD", "--transport", "staged-mpi"), 2, "give --device cuda"),
+        (4, ("GOOD", "--json", "/no/such/place/x.json"), 2, "its directory does not exist"),
+        (4, ("MISSING",), 3, "No such file"),
+        (4, ("BROKEN",), 3, ""),
+        (4, ("GOOD", "-b", "64G", "-e", "900G"), 6, "use a smaller -e"),
+    ],
+)
+def test_bad_requests_are_said_once_with_the_documented_code(saved, tmp_path, ranks, arguments, code, words):
+    broken = tmp_path / "broken.xml"
+    broken.write_text("<algo name='x'><gpu")
+    names = {
+        "GOOD": saved(programs.ring_allgather(4)), "MISSING": str(tmp_path / "no.xml"), "BROKEN": str(broken)
+    }  # fmt: skip
+    ended = taccl(ranks, "run", *(names.get(a, a) for a in arguments))
+    assert ended.code == code, ended.err
+    assert words in ended.err
+    assert "Traceback" not in ended.err
+    said = [line for line in ended.err.splitlines() if line.startswith(("taccl:", "Error:", "Usage:"))]
+    assert len(said) == len(set(said)) > 0
+
+
+@pytest.mark.mpi
+@mpi
+def test_without_mpiexec_the_message_says_how(saved):
+    path = saved(programs.ring_allgather(2))
+    done = subprocess.run(
+        [sys.executable, "-m", "taccl", "run", path], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 2
+    assert f"mpiexec -n 2 taccl run {path}" in done.stderr
+
+
+@pytest.mark.mpi
+@mpi
+def test_prediction_stands_beside_the_measurement(saved):
+    path = saved(programs.ring_allgather(4))
+    ended = taccl(4, "run", path, "--topology", "ring:4", "-b", "1M", "-e", "1M", *FAST, "--json", "-")
+    assert ended.code == 0, ended.err
+    (row,) = json.loads(ended.out)["results"]
+    assert row["predicted_time_us"] > 0
+    assert rows(ended.err)[0][-1] == f"{row['predicted_time_us']:.2f}"
+    wrong = taccl(4, "run", path, "--topology", "ring:8")
+    assert wrong.code == 2 and "has 8 ranks, the program 4" in wrong.err and len(messages(wrong)) == 1
+
+
+@pytest.mark.mpi
+@mpi
+def test_verbose_names_the_transport_of_every_rank(saved):
+    ended = taccl(2, "run", saved(programs.ring_allgather(2)), "-b", "1K", "-e", "1K", *FAST, "-v", "-c", "0")
+    assert ended.code == 0
+    assert messages(ended) == [f"taccl: rank {r}: host buffers, transport mpi to every peer" for r in (0, 1)]
+    assert rows(ended.out)[0][8] == "N/A"  # not checked
+
+
+@pytest.mark.mpi
+@mpi
+def test_reader_that_goes_away_ends_the_job_quietly(saved):
+    code = (
+        "import os, sys\n"
+        "if os.environ.get('PMI_RANK', os.environ.get('OMPI_COMM_WORLD_RANK')) == '0':\n"
+        "    r, w = os.pipe(); os.close(r); os.dup2(w, 1)\n"
+        f"sys.argv = ['taccl', 'run', {saved(programs.ring_allgather(2))!r}, '-e', '4K']\n"
+        "from taccl.cli import main; main()\n"
+    )
+    ended = launch(2, "-c", code)
+    assert ended.code not in (0, 86) and "Traceback" not in ended.err and messages(ended) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("65536", 65536),
+        ("64K", 65536),
+        ("1m", 2**20),
+        ("1MB", 10**6),
+        ("1MiB", 2**20),
+        ("2G", 2**31),
+        ("7B", 7),
+    ],
+)
+def test_sizes(text, value):
+    assert Size().convert(text, None, None) == value
+
+
+@pytest.mark.parametrize("text", ["", "K", "1.5M", "-4", "1KK", "99999999999G", "٣"])
+def test_sizes_that_are_none(text):
+    outcome = CliRunner().invoke(command, ["x.xml", "-b", text])
+    assert outcome.exit_code == 2
+
+
+def test_table_has_the_columns_of_nccl_tests():
+    lines = table.header(reference=False, predicted=False)
+    assert lines[1].split()[1:] == [
+        "size", "count", "type", "redop", "root", *["time", "algbw", "busbw", "#wrong"] * 2
+    ]  # fmt: skip
+    found = Measurement(Timing(12.341, 12.0, 12.3), 0, 0, 0.0, None)
+    row = Row(1048576, 262144, DTYPES["float32"], "sum", -1, 7, {"out_of_place": found, "in_place": found})
+    text = table.line(row, "allreduce", 8, False, None)
+    alg = 1048576 / 12.341 / 1e3
+    assert text.split() == [
+        "1048576", "262144", "float", "sum", "-1",
+        *["12.34", f"{alg:.2f}", f"{alg * 2 * 7 / 8:.2f}", "0"] * 2,
+    ]  # fmt: skip
+    assert text.index("float") == lines[1].index("type") - 1
+    wide = table.header(reference=True, predicted=True)
+    long = table.line(row, "allreduce", 8, True, 5.0)
+    assert len(long) == max(map(len, wide)) and long.endswith("5.00")
+
+
+def test_microseconds_keep_seven_columns():
+    assert [table.microseconds(x) for x in (1.234, 99.99, 100.06, 9999.94, 10000.4, 1234567.0)] == [
+        "   1.23", "  99.99", "  100.1", " 9999.9", "  10000", "1234567"
+    ]  # fmt: skip
+    assert table.finite(np.inf) == "inf"
