@@ -95,7 +95,7 @@ def _scaled(value: Fraction, suffix: str, unit: str, text: str) -> Fraction:
         scaled = _rate_us_per_mb(value, suffix, text)
         if scaled is not None:
             return scaled
-    hint = ""
+    hint = _number_hint(text)
     if suffix in ("K", "M", "G", "T", "k"):
         hint = f": write {suffix.upper()}B (powers of 1000) or {suffix.upper()}iB (powers of 1024)"
     raise ValueError(f"expected {UNIT_WORDS[unit]}, found {shorten(text)!r}{hint}")
