@@ -140,6 +140,7 @@ class Bound:
             chunk, source, target = self._layout.chunk_elements, self.user.input, self._inner.input
             for index, first, last in self._input_pieces:
                 target[index * chunk : index * chunk + last - first] = source[first:last]
+            self._transport.flush()
         self.executor.start()
 
     def finish(self) -> None:

@@ -7,13 +7,13 @@ import pytest
 import runtime_programs as programs
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from taccl.errors import UsageError
 from taccl.runtime import check
 from taccl.runtime.bind import buffer_elements
 from taccl.runtime.dtypes import DTYPES, OPS, PERIOD, divide, reduce_exactly, select_dtypes, select_ops, table
 from taccl.runtime.layout import Layout, layout
 from taccl.synth.collective import build
-
-from taccl.errors import UsageError
 
 
 @settings(max_examples=60, deadline=None)

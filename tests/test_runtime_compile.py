@@ -2,6 +2,7 @@
 
 import pytest
 import runtime_programs as programs
+
 from taccl.runtime.compile import Operation, Plan, compile_ranks, finishes
 from taccl.runtime.semantics import collective_of
 from taccl.runtime.trace import trace

@@ -6,6 +6,8 @@ import pytest
 import runtime_programs as programs
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from taccl.errors import InvalidInput, RunFailed, UsageError
 from taccl.runtime import check
 from taccl.runtime.bind import Bound
 from taccl.runtime.compile import Operation, Plan
@@ -14,8 +16,6 @@ from taccl.runtime.executor import Executor
 from taccl.runtime.layout import layout
 from taccl.runtime.local import compile_all, run_bound, run_in_process
 from taccl.runtime.transports import LocalSwitch, LocalTransport
-
-from taccl.errors import InvalidInput, RunFailed, UsageError
 
 
 def checked(program, elements, dtype, op, inplace=False):

@@ -4,10 +4,10 @@ import dataclasses
 
 import pytest
 import runtime_programs as programs
-from taccl.runtime.semantics import collective_of
-from taccl.runtime.trace import trace
 
 from taccl.errors import InvalidInput
+from taccl.runtime.semantics import collective_of
+from taccl.runtime.trace import trace
 
 
 def replace_step(program, rank, tb, number, **changes):

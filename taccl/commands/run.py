@@ -35,13 +35,10 @@ class Size(click.ParamType):  # type: ignore[type-arg]
             return value
         digits = value.rstrip("KMGiBkmgb")
         unit = value[len(digits) :].upper()
-        if (
-            not (digits.isascii() and digits.isdigit())
-            or unit not in UNITS
-            or int(digits) * UNITS[unit] > 2**50
-        ):
+        number = int(digits) if digits.isascii() and digits.isdigit() else -1
+        if number < 0 or unit not in UNITS or number * UNITS[unit] > 2**50:
             self.fail(f"{value!r} is not a size; write bytes, or e.g. 64K, 16M, 1MB, 1MiB", param, ctx)
-        return int(digits) * UNITS[unit]
+        return number * UNITS[unit]
 
 
 class RankedCommand(click.Command):

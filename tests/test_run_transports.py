@@ -1,0 +1,59 @@
+"""Every transport moves the right data: long messages, device memory direct and staged."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from mpi_jobs import launch, needs_mpi
+
+from taccl.errors import EnvironmentProblem
+from taccl.runtime import transports
+
+WORKER = str(Path(__file__).with_name("run_transport_worker.py"))
+
+
+@pytest.mark.parametrize("mark", ["large", "device", "staged"])
+@pytest.mark.mpi
+@needs_mpi[1]
+def test_right_data(mark):
+    ended = launch(3, WORKER, mark)
+    assert ended.code == 0, ended.err
+    found = json.loads(ended.out)
+    assert found == {"wrong": 0, "early": 0, "cases": 3 * 48}
+
+
+class FakeMPI:
+    """Enough of mpi4py to see how messages are described."""
+
+    VERSION = 3
+    TAG_UB = 0
+    REQUEST_NULL = None
+    BYTE = "byte"
+
+    class Request:
+        Testsome = staticmethod(lambda requests: [])
+
+
+class FakeComm:
+    def Get_attr(self, _):
+        return 9
+
+    def Send_init(self, message, peer, tag):
+        return message
+
+
+def test_messages_that_cannot_be_described_are_refused():
+    # numpy gives out zeroed memory without touching it, so the length costs nothing
+    long = np.zeros(2**31 + 8, np.uint8)
+    old = transports.MpiTransport(FakeMPI, FakeComm(), len(long))
+    with pytest.raises(EnvironmentProblem, match="longer than this MPI library can count"):
+        old.send(long, 1, 0)
+    with pytest.raises(EnvironmentProblem, match=r"more messages between two ranks than .* tags \(10\)"):
+        old.send(long[:8], 1, 10)
+
+    class New(FakeMPI):
+        VERSION = 4
+
+    data, count, kind = transports.MpiTransport(New, FakeComm(), len(long)).send(long, 1, 0)
+    assert (len(data), count, kind) == (2**31 + 8, 2**31 + 8, "byte")
