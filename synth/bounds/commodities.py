@@ -15,6 +15,7 @@ from fractions import Fraction
 from typing import Any
 
 from ortools.linear_solver import pywraplp
+
 from taccl.synth.bounds.certificate import Certificate, by_paths, open_at, roundings
 from taccl.synth.bounds.network import UNREACHABLE, Network
 

@@ -16,6 +16,7 @@ from fractions import Fraction
 import numpy as np
 from ortools.graph.python import max_flow
 from ortools.linear_solver import pywraplp
+
 from taccl.synth.bounds.certificate import Certificate, Row, by_rows, open_at, roundings
 from taccl.synth.bounds.commodities import Ends, Sink, capacity_row, stretch
 from taccl.synth.bounds.network import UNREACHABLE, Network

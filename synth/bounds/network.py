@@ -67,7 +67,7 @@ def fluid(topology: Topology, chunk_bytes: Fraction) -> Network:
 def whole(topology: Topology, chunk_bytes: Fraction) -> Network:
     """The network for bounds on algorithms that keep chunks whole; priced exactly as `cost.costs` prices."""
     prices = costs(topology, chunk_bytes)
-    beta = [0] * prices.resources
+    beta = [1] * prices.resources  # of ports that no link crosses; never used
     for held in prices.holds:
         for resource, hold in held:
             beta[resource] = hold

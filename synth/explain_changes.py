@@ -1,0 +1,102 @@
+"""Changes of a topology that might make a collective faster: what `explain` tries one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+from taccl.profiles.topology import Link, Port, Topology
+from taccl.synth.bounds import Bound
+
+MAX_SINGLE = 3  # resources changed alone
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A topology that differs from the given one as `text` says."""
+
+    text: str
+    topology: Topology
+
+
+def changes(topology: Topology, bound: Bound, path_links: Sequence[int]) -> list[Change]:
+    """Double the rate of the bottleneck's resources, singly and by class; add a link; halve latencies.
+
+    path_links: links of the critical path, whose classes are tried too. Link ids stay what they are.
+    """
+    links = topology.links
+    crossing = [c.id for c in bound.bottleneck.crossing] if bound.bottleneck else []
+    found = []
+    for resource in crossing[:MAX_SINGLE]:
+        found.append(Change(f"twice the rate of {_name(topology, resource)}", faster(topology, [resource])))
+        if resource < len(links) and not links[resource].ports:
+            text = f"one more link {links[resource].src}->{links[resource].dst}"
+            found.append(
+                Change(text, replace(topology, links=(*links, replace(links[resource], measured=None))))
+            )
+    if 1 < len(crossing) <= len(links) // 2:
+        found.append(
+            Change(f"twice the rate of all {len(crossing)} resources of the cut", faster(topology, crossing))
+        )
+    kinds = [topology.ports[r - len(links)].kind for r in crossing if r >= len(links)]
+    for kind in dict.fromkeys(kinds):
+        members = [len(links) + p for p, port in enumerate(topology.ports) if port.kind == kind]
+        found.append(Change(f"twice the rate of every {kind} port", faster(topology, members)))
+    on_path = [links[e].kind for e in path_links]
+    kinds = [links[r].kind for r in crossing if r < len(links)]
+    for kind in dict.fromkeys([*kinds, *on_path]):
+        members = [e for e, link in enumerate(links) if link.kind == kind]
+        if any(not links[e].ports for e in members):
+            found.append(Change(f"twice the rate of every {kind} link", faster(topology, members)))
+    for kind in dict.fromkeys([*on_path, *(link.kind for link in links)]):
+        if any(link.alpha_us for link in links if link.kind == kind):
+            found.append(Change(f"half the alpha of every {kind} link", quicker(topology, kind)))
+    return list({change.text: change for change in found}.values())
+
+
+def faster(topology: Topology, resources: Iterable[int]) -> Topology:
+    """Half the beta of links (by id) and ports (number of links + id).
+
+    A link that crosses a doubled port and whose own beta is that of the port is doubled too: its number was
+    only the port's, seen from the link.
+    """
+    count = len(topology.links)
+    chosen = set(resources)
+    own = {r for r in chosen if r < count}
+    for e, link in enumerate(topology.links):
+        if any(
+            count + p in chosen and topology.ports[p].beta_us_per_mb == link.beta_us_per_mb
+            for p in link.ports
+        ):
+            own.add(e)
+    links = tuple(_halved(link) if e in own else link for e, link in enumerate(topology.links))
+    ports = tuple(_halved_port(p) if count + i in chosen else p for i, p in enumerate(topology.ports))
+    return replace(topology, links=links, ports=ports)
+
+
+def quicker(topology: Topology, kind: str) -> Topology:
+    """Half the alpha and the occupancy of every link of a class."""
+    half = Fraction(1, 2)
+    links = tuple(
+        replace(link, alpha_us=link.alpha_us * half, occupancy_us=link.occupancy_us * half)
+        if link.kind == kind
+        else link
+        for link in topology.links
+    )
+    return replace(topology, links=links)
+
+
+def _halved(link: Link) -> Link:
+    return replace(link, beta_us_per_mb=link.beta_us_per_mb / 2)
+
+
+def _halved_port(port: Port) -> Port:
+    return replace(port, beta_us_per_mb=port.beta_us_per_mb / 2)
+
+
+def _name(topology: Topology, resource: int) -> str:
+    if resource < len(topology.links):
+        link = topology.links[resource]
+        return f"link {link.src}->{link.dst}"
+    return topology.ports[resource - len(topology.links)].name
