@@ -15,11 +15,12 @@ from taccl.sketches.restrictions import Permutation, Restrictions
 from taccl.synth.candidates import Candidate, best_timing, obeys
 from taccl.synth.collective import Collective
 from taccl.synth.engines.greedy import greedy, tastes
+from taccl.synth.improve import improve
 from taccl.synth.models.messages import solve_messages
 from taccl.synth.models.orbits import close, identity
 from taccl.synth.models.packing import pack_trees, refine
 from taccl.synth.models.solver import Limits
-from taccl.synth.models.trees import TreeSolution, solve_trees
+from taccl.synth.models.trees import solve_trees
 from taccl.synth.problem import Layer, Problem, Symmetry, problem, with_symmetry
 from taccl.synth.schedule import Transfer
 
@@ -28,6 +29,8 @@ Build = Callable[[int], Collective]  # partition -> collective
 # Beyond this many (chunk, link) pairs the timed model finds nothing in the time people wait.
 MOST_TREE_HOPS = 40_000
 MOST_SLOT_VARIABLES = 40_000
+# Without the relaxation CP-SAT counts so little deterministic time that a fraction is as long by the clock.
+QUICK_SHARE = 0.15
 # Beyond this many messages lowering would need more channels and steps than a GPU has.
 MOST_MESSAGES = 4_000
 
@@ -49,11 +52,9 @@ class Search:
     report: Callable[[str, int | None], None]  # (stage, best time in fs)
     should_stop: Callable[[], bool]
     began: float = field(default_factory=time.monotonic)
-    spent_deterministic_s: float = 0.0
     best: Candidate | None = None
     best_of: dict[int, Candidate] = field(default_factory=dict)  # by partition
     bounds: dict[int, int] = field(default_factory=dict)  # by partition: what a model proved at this chunking
-    proven: dict[int, bool] = field(default_factory=dict)
 
     def left_s(self) -> float:
         """Wall-clock seconds until the request's limit."""
@@ -147,16 +148,28 @@ class Search:
         single = best_timing("cp-sat", self.topology, p.collective, p.costs, _one_chunk_each(known.transfers))
         if single is None:
             return
-        found = solve_trees(
-            p,
-            single.time_fs,
-            self.lower_fs,
-            self.limits(deterministic_s),
-            single.messages,
-            self._improved(partition),
-            self.should_stop,
-        )
-        self._take("cp-sat", p, found, exact=not p.symmetries and not _may_batch(p))
+        # One worker without the linear relaxation is by far the quickest on most; the relaxation with several
+        # workers in lockstep gets its turn where that was not enough.
+        quick = replace(self.limits(deterministic_s * QUICK_SHARE), workers=1, relax=False)
+        for limits in (quick, self.limits(deterministic_s)):
+            found = solve_trees(
+                p,
+                single.time_fs,
+                self.lower_fs,
+                limits,
+                single.messages,
+                self._improved(partition),
+                self.should_stop,
+            )
+            if found.transfers:
+                self.offer("cp-sat", p, found.transfers)
+                better = best_timing("cp-sat", self.topology, p.collective, p.costs, found.transfers)
+                if better is not None and better.time_fs < single.time_fs:
+                    single = better
+            if not p.symmetries and not _may_batch(p):
+                self.bounds[partition] = max(self.bounds.get(partition, 0), found.bound_fs)
+            if found.status == "optimal" or self.finished():
+                return
 
     def messages(self, partition: int, deterministic_s: float) -> None:
         """M2: batched messages, for each layer on its own; an allreduce joins the two."""
@@ -204,15 +217,24 @@ class Search:
                 joined += transfers
         self.offer("cp-sat", p, joined)
 
+    def improve(self, partition: int, hop_retimings: int) -> None:
+        """Local search from the best schedule of a chunking, symmetric first; effort is counted in hops."""
+        p = self.problem(partition)
+        group = (close([identity(p), *p.symmetries], 256) or []) if p.symmetries else []
+        for images in [group, []] if len(group) > 1 else [[]]:
+            known = self.best_of.get(partition)
+            if known is None or self.finished():
+                return
+            hops = sum(len(t.chunks) for t in known.transfers)
+            steps = hop_retimings // max(1, hops)
+            found = improve(
+                p, known.transfers, known.messages, images, steps, self.seed, lambda _: self.finished()
+            )
+            if found:
+                self.offer("local-search", p, found)
+
     def _improved(self, partition: int) -> Callable[[int, int], None]:
         return lambda time_fs, _: self.report(f"cp-sat, {partition} per block", None)
-
-    def _take(self, engine: str, p: Problem, found: TreeSolution, exact: bool) -> None:
-        partition = p.collective.partition
-        if found.transfers:
-            self.offer(engine, p, found.transfers)
-        if exact:
-            self.bounds[partition] = max(self.bounds.get(partition, 0), found.bound_fs)
 
 
 def _hops(p: Problem) -> int:

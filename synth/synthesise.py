@@ -1,8 +1,8 @@
 """The one entry to synthesis: a request in, an algorithm with its certificate out.
 
 Order of attack, stopping at proof or target gap: structured seeds (baselines, greedy) at several chunkings;
-trees packed by load and pipelined (M3); batched messages (M2) where alpha dominates; timed trees (M1). Every model
-starts from the best schedule so far, and no answer is worse than any seed.
+trees packed by load and pipelined (M3); batched messages (M2) where alpha dominates; timed trees (M1). Every
+model starts from the best schedule so far, and no answer is worse than any seed.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ ENGINES = ("auto", "cp-sat", "greedy", *BASELINES)
 # One deterministic second of CP-SAT takes several wall-clock seconds on two slow cores; staying below the
 # time limit with the deterministic one is what makes answers repeatable.
 DETERMINISTIC_PER_WALL = 0.1
+# Likewise for the local search: so many hops are retimed per second of the limit, whatever the clock says.
+HOPS_PER_WALL = 1_000
 # Times within this relative distance of a bound are called optimal: durations are whole femtoseconds, bounds
 # of models with very long horizons are rounded down to coarser units.
 SAME = Fraction(1, 10**6)
@@ -247,6 +249,8 @@ def _models(search: Search, request: Request, ladder: list[int], refine: bool) -
         if search.finished():
             return
         search.messages(partition, 0.15 * budget)
+        if not search.finished():
+            search.improve(partition, round(request.time_limit_s * HOPS_PER_WALL))
         if not search.finished() and search.problem(partition).symmetries:
             search.trees(partition, 0.1 * budget, symmetric=True)
         if not search.finished():
