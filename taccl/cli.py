@@ -96,12 +96,11 @@ class LazyGroup(click.Group):
             return super().invoke(ctx)
         except (click.exceptions.Exit, click.exceptions.ClickException):
             raise
-        except Exception as error:
-            code = report(error)
         except KeyboardInterrupt:
             say("interrupted", colour="yellow")
-            code = 130
-        ctx.exit(code)
+            raise click.exceptions.Exit(130) from None
+        except Exception as error:
+            raise click.exceptions.Exit(report(error)) from error
 
 
 def load_command(name: str) -> click.Command:

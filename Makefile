@@ -1,0 +1,51 @@
+# demo and test set everything up by themselves; they need Python >= 3.10 and nothing else.
+#   make demo PYTHON=/path/to/python3.12     another interpreter
+#   make test VENV=/tmp/venv                 another place for the environment
+
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.10 python; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null && { echo $$p; break; }; done)
+VENV ?= .venv
+BIN := $(abspath $(VENV))/bin
+READY := $(VENV)/.taccl-ready
+# mpiexec comes with the MPI wheel and lies in the environment too.
+export PATH := $(BIN):$(PATH)
+
+.PHONY: demo test lint docs bench clean
+
+demo: $(READY)
+	taccl demo -o demo-out
+
+test: $(READY)
+	pytest
+
+lint: $(READY)
+	ruff check .
+	ruff format --check .
+	@# The sub-packages lie beside taccl/ and static checkers want them inside: show them a tree of links.
+	@rm -rf build/typecheck && mkdir -p build/typecheck/taccl
+	@ln -s $(CURDIR)/taccl/* $(addprefix $(CURDIR)/,profiles sketches synth runtime) build/typecheck/taccl/
+	cd build/typecheck && mypy --config-file $(CURDIR)/pyproject.toml taccl
+
+docs: $(READY)
+	python docs/commands.py > docs/commands.md
+
+clean:
+	rm -rf build demo-out $(VENV)
+
+# A fresh interpreter may lack pip (Debian keeps it in python3-venv); then a pip that is already there serves.
+$(READY): pyproject.toml
+	@test -n "$(PYTHON)" || { echo "taccl needs Python 3.10 or newer; name one with: make PYTHON=/path/to/python3" >&2; exit 6; }
+	@if $(PYTHON) -c 'import ensurepip, venv' 2>/dev/null; then \
+		test -x $(BIN)/python || $(PYTHON) -m venv $(VENV); \
+	elif $(PYTHON) -m pip --version >/dev/null 2>&1 && $(PYTHON) -c 'import venv' 2>/dev/null; then \
+		test -x $(BIN)/python || $(PYTHON) -m venv --without-pip $(VENV); \
+	else \
+		echo "$(PYTHON) has neither ensurepip nor pip. On Debian and Ubuntu: sudo apt-get install python3-venv;" >&2; \
+		echo "or name another interpreter with: make PYTHON=/path/to/python3" >&2; exit 6; \
+	fi
+	@if $(BIN)/python -m pip --version >/dev/null 2>&1; then \
+		$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[mpi,test]'; \
+	else \
+		$(PYTHON) -m pip --python $(BIN)/python install --quiet --disable-pip-version-check -e '.[mpi,test]'; \
+	fi
+	@touch $@

@@ -1,0 +1,93 @@
+"""What several commands share: sizes and other quantities as options, output files, JSON documents."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import click
+
+MOST_BYTES = 2**50
+
+
+class Size(click.ParamType):  # type: ignore[type-arg]
+    """A whole number of bytes: 65536, 1MB (10^6) or 1MiB (2^20)."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Bytes; fails for fractions of a byte, for less than one and for more than MOST_BYTES."""
+        if isinstance(value, int):
+            return value
+        from taccl.profiles.quantity import quantity
+
+        try:
+            size = quantity(value, "bytes")
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+        if size.denominator != 1 or not 1 <= size <= MOST_BYTES:
+            self.fail(f"expected a whole number of bytes from 1 to 2^50, found {value!r}", param, ctx)
+        return int(size)
+
+
+class Quantity(click.ParamType):  # type: ignore[type-arg]
+    """A number in a unit that `quantity` knows: "s" for times, "fraction" for 0.05 or 5%."""
+
+    def __init__(self, unit: str, least: float, most: float) -> None:
+        self.name = {"s": "seconds", "fraction": "fraction"}[unit]
+        self.unit, self.least, self.most = unit, least, most
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """The number as float; fails outside [least, most]."""
+        if isinstance(value, float | int):
+            return float(value)
+        from taccl.profiles.quantity import quantity
+
+        try:
+            number = float(quantity(value, self.unit))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+        if not self.least <= number <= self.most:
+            self.fail(f"expected a number from {self.least:g} to {self.most:g}, found {value!r}", param, ctx)
+        return number
+
+
+def write_output(path: str, text: str) -> None:
+    """Write a whole file or nothing; `-` is stdout. Missing directories are made.
+
+    Raises OSError when the place cannot be written; a file that was there before stays as it was then.
+    """
+    if path == "-":
+        sys.stdout.write(text)
+        sys.stdout.flush()
+        return
+    target = Path(path)
+    if target.is_dir():
+        raise IsADirectoryError(21, "this is a directory; name a file in it", path)
+    if target.exists() and not target.is_file():
+        target.write_text(text, "utf-8")  # a device or a pipe cannot be replaced
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    handle, partial = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+    try:
+        with open(handle, "w", encoding="utf-8", newline="\n") as stream:
+            stream.write(text)
+        # mkstemp makes files private; give this one what any new file gets.
+        mask = os.umask(0)
+        os.umask(mask)
+        os.chmod(partial, target.stat().st_mode & 0o777 if target.exists() else 0o666 & ~mask)
+        os.replace(partial, target)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(partial)
+        raise
+
+
+def print_json(document: dict[str, Any]) -> None:
+    """One JSON document on stdout; NaN and infinity are not JSON and are refused."""
+    click.echo(json.dumps(document, indent=2, allow_nan=False))

@@ -1,0 +1,233 @@
+"""`taccl synth`: synthesise an algorithm for a collective on a topology."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from taccl.commands.options import Quantity, Size, print_json, write_output
+from taccl.errors import UsageError
+
+if TYPE_CHECKING:
+    from taccl.produce import Product
+    from taccl.synth.synthesise import Progress
+
+COLLECTIVES = (
+    "allgather", "alltoall", "alltoallv", "reducescatter", "allreduce", "broadcast", "reduce", "gather",
+    "scatter", "sendrecv", "custom",
+)  # fmt: skip
+ENGINES = (
+    "auto", "cp-sat", "greedy", "ring", "recursive-doubling", "direct", "hierarchical", "double-binary-tree",
+    "one-shot-doubling", "one-shot-pairs",
+)  # fmt: skip
+PROTOCOLS = ("Simple", "LL", "LL128")
+
+
+@click.command("synth")
+@click.option("-t", "--topology", required=True, metavar="T", help="Bundled profile (ndv2:2) or YAML file.")
+@click.option("-s", "--sketch", metavar="S", help="Bundled sketch (ndv2-sk-1) or file; default: none.")
+@click.option("-c", "--collective", required=True, type=click.Choice(COLLECTIVES), help="What to synthesise.")
+@click.option("--size", type=Size(), help="nccl-tests size: 1MB = 10^6, 1MiB = 2^20 bytes; or the sketch's.")
+@click.option(
+    "-o", "--output", metavar="FILE", help="Write .xml (program) or .json (algorithm); - is stdout."
+)
+@click.option(
+    "--engine", type=click.Choice(ENGINES), default="auto", show_default=True, help="What searches; see docs."
+)
+@click.option(
+    "--partition", type=click.IntRange(1, 4096), metavar="K", help="Chunks per block of a rank. [chosen]"
+)
+@click.option(
+    "--root", type=click.IntRange(0), default=0, show_default=True, help="Root of rooted collectives."
+)
+@click.option("--demand", metavar="ROWS|FILE", help='alltoallv: blocks from i (row) to j, e.g. "0,2;1,0".')
+@click.option("--pairs", metavar="A-B,...", help="sendrecv: who sends to whom. [each rank to the next]")
+@click.option("--pre-post", metavar="FILE", help="custom: YAML file with the place of every chunk.")
+@click.option(
+    "--instances", type=click.IntRange(1, 32), default=1, show_default=True, help="Copies on own channels."
+)
+@click.option(
+    "--protocol", type=click.Choice(PROTOCOLS), default="Simple", show_default=True, help="Of the program."
+)
+@click.option(
+    "--time-limit", type=Quantity("s", 0.1, 1e6), metavar="S", help="Seconds. [the sketch's, or 60]"
+)
+@click.option(
+    "--target-gap", type=Quantity("fraction", 0, 1), metavar="G", help="Stop at this gap, e.g. 5%. [0]"
+)
+@click.option(
+    "--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True, help="Of the solver."
+)
+@click.option(
+    "--workers", type=click.IntRange(1, 256), default=2, show_default=True, help="Threads of the solver."
+)
+@click.option(
+    "--check-up-to-date", is_flag=True, help="Write nothing; fail if FILE is not what would be made."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON document.")
+@click.pass_context
+def command(ctx: click.Context, /, **options: Any) -> None:
+    """Synthesise an algorithm for a collective on a topology.
+
+    The program is verified and priced before anything is written. Ctrl-C keeps the best algorithm found so
+    far (exit code 130); a second Ctrl-C gives up.
+
+        taccl synth --topology ndv2:1 --collective allgather --size 1MB -o allgather.xml
+    """
+    from taccl.produce import Order, document, produce, suffix_of
+
+    output = options["output"]
+    if output is not None:
+        suffix_of(output)
+    if output == "-" and options["as_json"]:
+        raise UsageError("-o - and --json both want stdout; write the algorithm to a file")
+    if options["check_up_to_date"] and output in (None, "-"):
+        raise UsageError("--check-up-to-date needs -o FILE, the file to compare")
+    order = Order(
+        topology=options["topology"],
+        collective=options["collective"],
+        size_bytes=options["size"],
+        sketch=options["sketch"],
+        engine=options["engine"],
+        root=options["root"],
+        partition=options["partition"],
+        demand=read_demand(options["demand"]),
+        pairs=read_pairs(options["pairs"]),
+        pre_post=options["pre_post"],
+        instances=options["instances"],
+        protocol=options["protocol"],
+        time_limit_s=options["time_limit"],
+        target_gap=options["target_gap"],
+        seed=options["seed"],
+        workers=options["workers"],
+    )
+    _check_together(options)
+    with _Interruption() as interruption:
+        product = produce(order, _progress if sys.stderr.isatty() else None, interruption.asked)
+    for warning in product.warnings:
+        click.echo(f"taccl: warning: {warning}", err=True)
+    if options["check_up_to_date"]:
+        _compare(ctx, product, output)
+        return
+    if output is not None:
+        write_output(output, product.text(suffix_of(output)))
+    if options["as_json"]:
+        print_json(document(product, output))
+    else:
+        click.echo(_table(document(product, output)), err=output == "-")
+    if interruption.asked():
+        where = f"written to {output}" if output else "shown above; -o FILE would have kept it"
+        click.echo(f"taccl: interrupted: the best algorithm found so far was {where}", err=True)
+        ctx.exit(130)
+
+
+def read_demand(given: str | None) -> tuple[tuple[int, ...], ...] | None:
+    """The matrix of alltoallv: rows of counts, separated by lines or `;`, in the option or in a file."""
+    if given is None:
+        return None
+    import re
+    from pathlib import Path
+
+    text = given
+    if not re.fullmatch(r"[\d\s,;]+", given):
+        from taccl.profiles.yaml_reader import read_text
+
+        text = read_text(Path(given))
+    rows = [line.replace(",", " ").split() for line in text.replace(";", "\n").splitlines()]
+    rows = [row for row in rows if row and not row[0].startswith("#")]
+    if not all(re.fullmatch(r"\d{1,6}", count, re.ASCII) for row in rows for count in row):
+        raise UsageError("--demand holds rows of whole numbers below 10^6, separated by spaces or commas")
+    if not rows or any(len(row) != len(rows) for row in rows):
+        raise UsageError("--demand must be square: one row and one column for each rank")
+    return tuple(tuple(int(count) for count in row) for row in rows)
+
+
+def read_pairs(given: str | None) -> tuple[tuple[int, int], ...] | None:
+    """The pairs of sendrecv, e.g. `0-3,3-0`."""
+    if given is None:
+        return None
+    import re
+
+    parts = [part.strip() for part in given.split(",") if part.strip()]
+    if not parts or not all(re.fullmatch(r"\d{1,6}-\d{1,6}", part, re.ASCII) for part in parts):
+        raise UsageError("--pairs are ranks joined by a dash, separated by commas, e.g. 0-3,3-0")
+    return tuple((int(part.split("-")[0]), int(part.split("-")[1])) for part in parts)
+
+
+def _check_together(options: dict[str, Any]) -> None:
+    collective = options["collective"]
+    for name, only in (("demand", "alltoallv"), ("pairs", "sendrecv"), ("pre_post", "custom")):
+        if options[name] is not None and collective != only:
+            raise UsageError(f"--{name.replace('_', '-')} is for --collective {only}, not for {collective}")
+    if collective == "alltoallv" and options["demand"] is None:
+        raise UsageError("--collective alltoallv needs --demand, the matrix of counts")
+
+
+class _Interruption:
+    """Turns the first Ctrl-C into a wish to stop, and leaves the second to Python."""
+
+    def __init__(self) -> None:
+        self._asked = False
+
+    def asked(self) -> bool:
+        """Whether Ctrl-C was pressed."""
+        return self._asked
+
+    def __enter__(self) -> _Interruption:
+        import signal
+
+        def note(number: int, frame: object) -> None:
+            if self._asked:
+                raise KeyboardInterrupt
+            self._asked = True
+            click.echo("taccl: stopping with the best so far; Ctrl-C again gives up", err=True)
+
+        self._before = signal.signal(signal.SIGINT, note)
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        import signal
+
+        signal.signal(signal.SIGINT, self._before)
+
+
+def _progress(progress: Progress) -> None:
+    time = "-" if progress.time_us is None else f"{progress.time_us:.3f} us"
+    gap = ""
+    if progress.time_us:
+        gap = f"  gap {100 * max(0.0, 1 - progress.lower_bound_us / progress.time_us):.1f} %"
+    bound = f"bound {progress.lower_bound_us:.3f} us"
+    click.echo(f"{progress.elapsed_s:7.1f} s  {time:>14}  {bound}{gap}  ({progress.stage})", err=True)
+
+
+def _compare(ctx: click.Context, product: Product, path: str) -> None:
+    from pathlib import Path
+
+    from taccl.produce import suffix_of
+
+    wanted = product.text(suffix_of(path)).encode()
+    if Path(path).read_bytes() == wanted:
+        click.echo(f"{path} is up to date")
+        return
+    click.echo(
+        f"taccl: {path} is stale: synthesis now gives another file; run again without the check", err=True
+    )
+    ctx.exit(1)
+
+
+def _table(found: dict[str, Any]) -> str:
+    proof = f"optimal ({found['proved_by']})" if found["status"] == "optimal" else "feasible"
+    rows = [
+        ("algorithm", f"{found['collective']} on {found['topology']}, {found['ranks']} ranks"),
+        ("size", f"{found['size_bytes']} bytes, {found['partition']} chunk(s) per block"),
+        ("time", f"{found['time_us']:.3f} us"),
+        ("lower bound", f"{found['lower_bound_us']:.3f} us for any algorithm ({found['bound_by']})"),
+        ("gap", f"{100 * found['gap']:.2f} %, {proof}"),
+        ("engine", f"{found['engine']}, {found['solve_s']:.1f} s"),
+        ("program", f"{found['messages']} messages, {found['threadblocks']} threadblocks, verified"),
+    ]
+    if found["path"] is not None:
+        rows.append(("written", found["path"]))
+    return "\n".join(f"{name:<12} {value}" for name, value in rows)

@@ -1,0 +1,197 @@
+"""From the words of a command line or a cluster file to a proven product: synthesise, lower, verify, price.
+
+`taccl synth`, `taccl build` and `taccl demo` all make algorithms through `produce`, so nothing leaves any of
+them that verification rejects or whose claimed time is not the simulator's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from taccl.errors import CheckFailed, UsageError
+
+if TYPE_CHECKING:
+    from taccl.profiles.topology import Topology
+    from taccl.sketches.restrictions import Restrictions
+    from taccl.synth.algorithm import Algorithm
+    from taccl.synth.program import Program
+    from taccl.synth.synthesise import Progress, Request
+
+SUFFIXES = (".xml", ".json")
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What is to be made, in the user's words. Specs are names or paths, as on the command line."""
+
+    topology: str
+    collective: str
+    size_bytes: int | None  # nccl-tests size; None: the sketch's
+    sketch: str | None = None
+    engine: str = "auto"
+    root: int = 0
+    partition: int | None = None  # chunks per natural block; None: the sketch's, or chosen
+    demand: tuple[tuple[int, ...], ...] | None = None
+    pairs: tuple[tuple[int, int], ...] | None = None
+    pre_post: str | None = None  # file with a collective of one's own
+    instances: int = 1
+    protocol: str = "Simple"
+    time_limit_s: float | None = None  # None: the sketch's, or 60
+    target_gap: float | None = None
+    seed: int = 0
+    workers: int = 2
+    size_range: tuple[int, int] | None = (
+        None  # bytes for which a loader may choose the program; None: lowering's
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """A synthesised algorithm and the program that was proven to do it."""
+
+    algorithm: Algorithm
+    topology: Topology
+    program: Program
+    solve_s: float
+    simulated_fs: int  # the program on the topology, by discrete events
+    warnings: tuple[str, ...]  # of the sketch and of verification
+
+    def text(self, suffix: str) -> str:
+        """The file: ".json" is the native algorithm, ".xml" the program as MSCCL XML."""
+        if suffix == ".json":
+            from taccl.synth.export.native import write_native
+
+            return write_native(self.algorithm)
+        from taccl.synth.msccl_xml import write_xml
+
+        return write_xml(self.program)
+
+
+def suffix_of(path: str) -> str:
+    """The format that a file name asks for; `-` is XML. Raises UsageError for another suffix."""
+    if path == "-":
+        return ".xml"
+    for suffix in SUFFIXES:
+        if path.endswith(suffix):
+            return suffix
+    raise UsageError(f"{path}: the suffix says the format; it must be .xml (program) or .json (algorithm)")
+
+
+def produce(
+    order: Order,
+    on_progress: Callable[[Progress], None] | None = None,
+    should_stop: Callable[[], bool] | None = None,
+) -> Product:
+    """Make what is ordered and prove it.
+
+    Raises UsageError and InvalidInput for what was ordered, Infeasible, NoSolutionInTime, Interrupted, and
+    CheckFailed when verification or the simulator disagree with synthesis, which is a fault of taccl.
+    """
+    import time
+
+    from taccl.profiles.load import load_topology
+    from taccl.synth.cost import us
+    from taccl.synth.lower import lower_exact
+    from taccl.synth.simulate import simulate
+    from taccl.synth.synthesise import synthesise
+    from taccl.synth.verify import is_correct, verify
+
+    topology = load_topology(order.topology)
+    request, warnings = _request(order, topology)
+    began = time.monotonic()
+    algorithm = synthesise(request, on_progress, should_stop)
+    solve_s = time.monotonic() - began
+    program = lower_exact(algorithm, topology, instances=order.instances, protocol=order.protocol)
+    if order.size_range is not None:
+        program = replace(program, min_bytes=order.size_range[0], max_bytes=order.size_range[1])
+    findings = verify(program, collective=algorithm.collective, strict=True)
+    if not is_correct(findings):
+        errors = "\n".join(f"{f.code}: {f.message}" for f in findings if f.severity == "error")
+        raise CheckFailed(f"the program made for {algorithm.name} is wrong, nothing was written:\n{errors}")
+    priced = simulate(program, topology, algorithm.size_bytes, collective=algorithm.collective)
+    if priced.time_fs > algorithm.time_fs:
+        slower = f"the program takes {us(priced.time_fs)} us, its schedule {us(algorithm.time_fs)} us"
+        warnings = (*warnings, slower)
+    return Product(algorithm, topology, program, solve_s, priced.time_fs, warnings)
+
+
+def _request(order: Order, topology: Topology) -> tuple[Request, tuple[str, ...]]:
+    from pathlib import Path
+
+    from taccl.profiles.yaml_reader import read_text
+    from taccl.synth.collective_file import read_collective
+    from taccl.synth.synthesise import Request
+
+    custom = None
+    if (order.collective == "custom") != (order.pre_post is not None):
+        raise UsageError("--collective custom and --pre-post FILE go together")
+    if order.pre_post is not None:
+        custom = read_collective(read_text(Path(order.pre_post)), order.pre_post)
+        if custom.ranks != topology.ranks:
+            raise UsageError(f"{order.pre_post} has {custom.ranks} ranks, {topology.name} {topology.ranks}")
+    restrictions, warnings = restrictions_of(order.sketch, topology)
+    size = order.size_bytes or restrictions.size_bytes
+    if size is None:
+        raise UsageError("--size is needed: neither it nor a sketch says how large the collective is")
+    time_limit = order.time_limit_s or restrictions.time_limit_s or 60.0
+    gap = order.target_gap if order.target_gap is not None else restrictions.target_gap or 0.0
+    return Request(
+        topology=topology,
+        collective=order.collective,
+        size_bytes=size,
+        restrictions=restrictions,
+        engine=order.engine,
+        root=order.root,
+        partition=order.partition,
+        demand=order.demand,
+        pairs=order.pairs,
+        custom=custom,
+        time_limit_s=time_limit,
+        target_gap=gap,
+        seed=order.seed,
+        workers=order.workers,
+    ), warnings
+
+
+def restrictions_of(sketch: str | None, topology: Topology) -> tuple[Restrictions, tuple[str, ...]]:
+    """What a sketch (name or file) asks of synthesis on a topology, and warnings; no rules for None."""
+    from taccl.sketches import load_sketch, restrict
+    from taccl.sketches.restrictions import Restrictions
+
+    if sketch is None:
+        return Restrictions(), ()
+    return restrict(load_sketch(sketch), topology), ()
+
+
+def document(product: Product, path: str | None) -> dict[str, Any]:
+    """The JSON document of `taccl synth --json`. path: the file that was written, None for none."""
+    from taccl.synth.cost import us
+
+    algorithm, certificate = product.algorithm, product.algorithm.certificate
+    time_us = us(algorithm.time_fs)
+    return {
+        "schema": "taccl/synth/v1",
+        "collective": algorithm.collective.name,
+        "size_bytes": algorithm.size_bytes,
+        "ranks": algorithm.collective.ranks,
+        "topology": algorithm.topology_name,
+        "partition": algorithm.collective.partition,
+        "time_us": time_us,
+        "simulated_us": us(product.simulated_fs),
+        "lower_bound_us": certificate.lower_bound_us,
+        "bound_by": certificate.bound_by,
+        "gap": round(certificate.gap(time_us), 6),
+        "solver_bound_us": certificate.solver_bound_us,
+        "status": certificate.status,
+        "proved_by": certificate.proved_by,
+        "engine": algorithm.engine,
+        "solve_s": round(product.solve_s, 3),
+        "verified": True,
+        "messages": len(algorithm.messages),
+        "threadblocks": sum(len(gpu.threadblocks) for gpu in product.program.gpus),
+        "path": path,
+        "warnings": list(product.warnings),
+        "provenance": dict(algorithm.provenance),
+    }
