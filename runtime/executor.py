@@ -85,6 +85,7 @@ class Executor:
         self._ready: deque[int] = deque()
         self._missing: list[int] = []
         self._left = 0
+        self._unflushed = False  # local operations were started since the last flush
 
     @property
     def done(self) -> bool:
@@ -101,30 +102,36 @@ class Executor:
         """Start all that is ready and collect finished messages; whether anything happened."""
         ready, missing, heads, outstanding = self._ready, self._missing, self._heads, self._outstanding
         moved = bool(ready)
-        unflushed = False
         while ready:
             index = ready.popleft()
             line = self._line[index]
             if line < 0:
                 self._action[index]()
-                unflushed = True
+                self._unflushed = True
                 self._left -= 1
                 for later in self._successors[index]:
                     missing[later] -= 1
                     if not missing[later]:
                         ready.append(later)
                 continue
-            if unflushed:  # the message may read or overwrite what a local operation still works on
+            if self._unflushed:  # the message may read or overwrite what a local operation still works on
                 self.transport.flush()
-                unflushed = False
+                self._unflushed = False
             self._action[index]()
             queue = outstanding[line]
             heapq.heappush(queue, index)
             heads[line] = self._request[queue[0]]
-        if self._left == 0:
-            if unflushed:
-                self.transport.flush()
-            return moved
+        if self._left:
+            moved |= self._collect()
+        if self._left == 0 and self._unflushed:
+            self.transport.flush()
+            self._unflushed = False
+        return moved
+
+    def _collect(self) -> bool:
+        """Complete finished messages; whether there were any."""
+        ready, missing, heads, outstanding = self._ready, self._missing, self._heads, self._outstanding
+        moved = False
         for line in self.transport.test_some(heads) or ():
             queue = outstanding[line]
             index = heapq.heappop(queue)
@@ -135,8 +142,6 @@ class Executor:
                 missing[later] -= 1
                 if not missing[later]:
                     ready.append(later)
-        if unflushed and not ready:
-            self.transport.flush()
         return moved
 
     def waiting(self) -> list[Operation]:

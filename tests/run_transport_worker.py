@@ -59,6 +59,7 @@ def one(job, program, elements, dtype, op, how):
         xp = device_double.make()
         cuda = Cuda(xp)
         buffers = Buffers(on_device(xp, host.input), on_device(xp, host.output))
+        cuda.synchronize()
         transport = inner = Watching(job.MPI, job.data, chunk_bytes, cuda)
         if how == "staged":
             transport = transports.StagedTransport(inner, cuda)
