@@ -1,0 +1,93 @@
+"""`taccl verify FILE`: prove that a program does what its collective promises."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from taccl.commands.options import print_json
+from taccl.program_file import collective_options, open_program
+
+if TYPE_CHECKING:
+    from taccl.synth.verify_finding import Finding
+
+
+@click.command("verify")
+@click.argument("file", type=click.Path(dir_okay=False))
+@click.option("--topology", metavar="T", help="Of a native .json: the topology that its times are for.")
+@collective_options
+@click.option("--strict", is_flag=True, help="Limits that only some loaders have are errors, not warnings.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@click.pass_context
+def command(ctx: click.Context, /, **options: Any) -> None:
+    """Prove that a program does what its collective promises.
+
+    FILE is MSCCL XML from any tool, or a native .json algorithm (then the program it is lowered to is proven
+    as well). For each mode that the program claims: every output chunk holds each contribution exactly once,
+    in every order of execution; no deadlock; nothing that loaders refuse. Exit code 1 if anything is wrong.
+    """
+    from taccl.profiles.load import load_topology
+    from taccl.synth.check_algorithm import check_algorithm
+    from taccl.synth.verify import verify
+    from taccl.synth.verify_finding import Finding
+
+    file = options["file"]
+    cluster = None if options["topology"] is None else load_topology(options["topology"])
+    opened = open_program(file, cluster, options)
+    findings: list[Finding] = []
+    if opened.algorithm is not None:
+        assert cluster is not None
+        findings += [Finding("A100", problem) for problem in check_algorithm(opened.algorithm, cluster)]
+    findings += verify(opened.program, collective=opened.collective, strict=options["strict"])
+    errors = [finding for finding in findings if finding.severity == "error"]
+    warnings = [finding for finding in findings if finding.severity != "error"]
+    program = opened.program
+    modes = [
+        name for name, claim in (("in place", program.inplace), ("out of place", program.outofplace)) if claim
+    ]
+    steps = sum(len(tb.steps) for gpu in program.gpus for tb in gpu.threadblocks)
+    if options["as_json"]:
+        print_json({
+            "schema": "taccl/verify/v1",
+            "file": file,
+            "ok": not errors,
+            "collective": program.collective,
+            "ranks": program.ranks,
+            "steps": steps,
+            "modes": modes,
+            "errors": [_entry(finding) for finding in errors],
+            "warnings": [_entry(finding) for finding in warnings],
+        })  # fmt: skip
+    else:
+        for finding in errors + warnings:
+            click.echo(_line(file, finding))
+        verdict = f"wrong, {len(errors)} error{'s' * (len(errors) > 1)}" if errors else "correct"
+        click.echo(
+            f"{file}: {verdict}: {program.collective}, {program.ranks} ranks, {steps} steps, "
+            f"{' and '.join(modes) or 'no mode'}"
+        )
+    if errors:
+        ctx.exit(1)
+
+
+def _entry(finding: Finding) -> dict[str, Any]:
+    def known(number: int) -> int | None:
+        return number if number >= 0 else None
+
+    return {
+        "code": finding.code,
+        "message": finding.message,
+        "rank": known(finding.rank),
+        "threadblock": known(finding.threadblock),
+        "step": known(finding.step),
+        "line": finding.line or None,
+        "mode": finding.mode or None,
+    }
+
+
+def _line(file: str, finding: Finding) -> str:
+    """The compiler-style line that editors make clickable."""
+    place = f"{file}:{finding.line}" if finding.line else file
+    mode = f" ({finding.mode})" if finding.mode else ""
+    return f"{place}: {finding.severity}[{finding.code}]: {finding.message}{mode}"

@@ -1,0 +1,108 @@
+"""Opening what `taccl synth` writes and other tools make: MSCCL XML, or the native .json of an algorithm."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from taccl.errors import CheckFailed, UsageError
+
+if TYPE_CHECKING:
+    from taccl.profiles.topology import Topology
+    from taccl.synth.algorithm import Algorithm
+    from taccl.synth.collective import Collective
+    from taccl.synth.program import Program
+
+
+MAX_NATIVE_BYTES = 256 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramFile:
+    """A program and what its file or the options say beyond it."""
+
+    program: Program
+    collective: Collective | None  # what it must achieve; None: what its attributes name
+    algorithm: Algorithm | None  # that it was lowered from, of a native file
+
+
+def collective_options(function: Callable[..., None]) -> Callable[..., None]:
+    """The options that say what a program must achieve where its file does not."""
+    options: list[Any] = [
+        click.option("--collective", metavar="NAME", help="Judge it as this, whatever its coll says."),
+        click.option("--root", type=click.IntRange(0), help="Of broadcast, reduce, gather, scatter."),
+        click.option("--demand", metavar="ROWS|FILE", help="Of alltoallv, as for taccl synth."),
+        click.option("--pairs", metavar="A-B,...", help="Of sendrecv, as for taccl synth."),
+        click.option("--pre-post", metavar="FILE", help="Of a custom collective, as for taccl synth."),
+    ]
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+def open_program(file: str, topology: Topology | None, options: dict[str, Any]) -> ProgramFile:
+    """Read a program; `options` are those of `collective_options`.
+
+    A native .json needs the topology, on which its algorithm is lowered. Raises InvalidInput for the file,
+    UsageError for options that do not fit.
+    """
+    if file.endswith(".json"):
+        return _open_native(file, topology, options)
+    from taccl.synth.msccl_xml import MAX_FILE_BYTES, read_xml
+
+    with Path(file).open("rb") as stream:
+        program = read_xml(stream.read(MAX_FILE_BYTES + 1), file)
+    name = program.collective if options["collective"] is None else options["collective"]
+    root = program.root if options["root"] is None else options["root"]
+    if root >= program.ranks:
+        raise UsageError(f"--root {root}: the ranks of {file} are 0..{program.ranks - 1}")
+    program = replace(program, collective=name, root=root)
+    return ProgramFile(program, _collective(program, options), None)
+
+
+def _open_native(file: str, topology: Topology | None, options: dict[str, Any]) -> ProgramFile:
+    from taccl.profiles.yaml_reader import read_text
+    from taccl.synth.export.native import read_native
+    from taccl.synth.lower import lower_exact
+
+    for name in ("collective", "root", "demand", "pairs", "pre_post"):
+        if options[name] is not None:
+            raise UsageError(f"--{name.replace('_', '-')} is for XML; {file} says what its collective is")
+    if topology is None:
+        raise UsageError(f"{file} holds an algorithm for a topology: give it with --topology")
+    algorithm = read_native(read_text(Path(file), MAX_NATIVE_BYTES), file)
+    ranks = algorithm.collective.ranks
+    if ranks != topology.ranks:
+        raise UsageError(f"{file} is for {ranks} ranks, {topology.name} has {topology.ranks}")
+    return ProgramFile(lower_exact(algorithm, topology), algorithm.collective, algorithm)
+
+
+def _collective(program: Program, options: dict[str, Any]) -> Collective | None:
+    from taccl.commands.synth import read_demand, read_pairs
+    from taccl.profiles.yaml_reader import read_text
+    from taccl.synth.collective import NAMES
+    from taccl.synth.collective_file import read_collective
+    from taccl.synth.program_collective import collective_of
+
+    if program.collective not in NAMES and options["collective"] is not None:
+        raise UsageError(f"--collective {program.collective}: known are {', '.join(NAMES)}")
+    if options["pre_post"] is not None:
+        return read_collective(read_text(Path(options["pre_post"])), options["pre_post"])
+    demand, pairs = read_demand(options["demand"]), read_pairs(options["pairs"])
+    if demand is None and pairs is None:
+        return None
+    try:
+        return collective_of(
+            program.collective,
+            program.ranks,
+            program.chunks_per_loop,
+            program.root,
+            demand=demand,
+            pairs=pairs,
+        )
+    except CheckFailed as error:
+        raise UsageError(str(error)) from error
