@@ -1,7 +1,7 @@
-"""Why an algorithm takes the time it takes: critical path, busiest resources, the cut that bounds it, remedies.
+"""Why an algorithm takes its time: critical path, busiest resources, the cut that bounds it, remedies.
 
-Works on timed algorithms (their messages) and on programs (the simulator's activities). Remedies are changes of
-the topology; each is judged by the lower bound of the changed topology and by running the same algorithm on it.
+Works on timed algorithms (their messages) and on programs (the simulator's activities). Remedies are changes
+of the topology; each is judged by the lower bound there and by running the same algorithm on it.
 """
 
 from __future__ import annotations
@@ -97,9 +97,9 @@ def explain(
 ) -> Explanation:
     """Explain a program or a timed algorithm on a topology at an nccl-tests size.
 
-    An algorithm at another size than its own keeps the order of its messages and is timed again. collective:
-    as for `simulate`, when a program does not name its own. Raises UsageError when the ranks differ, CheckFailed
-    for a program that cannot run, ValueError when some data cannot reach its destination.
+    An algorithm at another size than its own keeps the order of its messages and is timed again.
+    collective: as for `simulate`, when a program does not name its own. Raises UsageError when the ranks
+    differ, CheckFailed for a program that cannot run, ValueError when some data cannot reach its destination.
     """
     if isinstance(subject, Algorithm):
         return _of_algorithm(subject, topology, size_bytes)
@@ -153,13 +153,13 @@ def critical_path(topology: Topology, messages: Sequence[Message], prices: Costs
             default=(0, -1, -1),
         )
         if m.start_fs == 0:
-            reason, before, resource = "start", -1, ""
+            reason, before, held = "start", -1, ""
         elif feeder >= 0 and ready == m.start_fs:
-            reason, before, resource = "data", feeder, ""
+            reason, before, held = "data", feeder, ""
         elif freed[1] >= 0 and freed[0] == m.start_fs:
-            reason, before, resource = "resource", freed[1], resource_text(topology, freed[2])
+            reason, before, held = "resource", freed[1], resource_text(topology, freed[2])
         else:
-            reason, before, resource = "idle", feeder if ready >= freed[0] else freed[1], ""
+            reason, before, held = "idle", feeder if ready >= freed[0] else freed[1], ""
         if usable[index] > m.end_fs:
             legs.append(
                 Leg(
@@ -186,8 +186,8 @@ def critical_path(topology: Topology, messages: Sequence[Message], prices: Costs
                 us(m.start_fs),
                 us(m.end_fs),
                 reason,
-                resource,
-            )  # fmt: skip
+                held,
+            )
         )
         index = before
     return tuple(reversed(legs))
@@ -205,7 +205,7 @@ def _of_algorithm(algorithm: Algorithm, topology: Topology, size_bytes: int) -> 
     collective = algorithm.collective
     if collective.ranks != topology.ranks:
         raise UsageError(
-            f"the algorithm is for {collective.ranks} ranks, the topology {topology.name} has {topology.ranks}"
+            f"the algorithm has {collective.ranks} ranks, the topology {topology.name} {topology.ranks}"
         )
     joined = {(link.src, link.dst) for link in topology.links}
     for m in algorithm.messages:
@@ -257,9 +257,9 @@ def _activity_leg(topology: Topology, simulation: Simulation, index: int) -> Leg
     resource = ""
     if activity.reason == "resource" and activity.after >= 0:
         resource = _shared(topology, activity, simulation.activities[activity.after])
+    dst = activity.dst if activity.kind == "message" else activity.rank
     return Leg(
-        activity.kind, activity.rank, activity.dst if activity.kind == "message" else activity.rank, activity.link,
-        activity.count, us(activity.start_fs - activity.ready_fs), us(activity.start_fs), us(activity.end_fs),
+        activity.kind, activity.rank, dst, activity.link, activity.count, us(activity.start_fs - activity.ready_fs), us(activity.start_fs), us(activity.end_fs),
         activity.reason, resource,
     )  # fmt: skip
 
@@ -292,9 +292,7 @@ def _explanation(
     helpful = [r for r in remedies if r.bound_us < bound.time_us or r.time_us < time_fs / FS_PER_US]
     return Explanation(
         name, collective.name, topology.name, topology.ranks, size_bytes, us(time_fs), bound, path,
-        tuple(
-            Load(resource_text(topology, r), us(-held), -held / time_fs if time_fs else 0.0) for held, r in loads
-        ),
+        tuple(Load(resource_text(topology, r), us(-held), -held / max(1, time_fs)) for held, r in loads),
         tuple(sorted(helpful, key=lambda r: (r.bound_us, r.time_us, r.change))),
     )  # fmt: skip
 

@@ -1,9 +1,9 @@
 """True optima of tiny instances by exhaustive search, written without any code of the package but its values.
 
-Every schedule that is pushed to the left starts its messages at time 0, when a message arrives or when a link or
-port falls free. The search walks these instants; at each it starts any set of messages of any contents that are at
-hand. Reductions cost no time, and partial sums may be merged or replaced at will as long as no contribution
-is counted twice, which can only make the optimum smaller than that of a real algorithm.
+Every schedule that is pushed to the left starts its messages at time 0, when a message arrives or when a
+link or port falls free. The search walks these instants; at each it starts any set of messages of any
+contents that are at hand. Reductions cost no time, and partial sums may be merged or replaced at will as
+long as no contribution is counted twice, which can only lower the optimum.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Search:
         free: tuple[int, ...],
         limit: int,
     ) -> bool:
-        """flying: (arrival, rank, ((chunk, contributions), ...)), sorted. free: when each resource is free."""
+        """flying: (arrival, rank, ((chunk, contributions), ...)), sorted. free: end of each hold."""
         landed = [list(row) for row in held]
         for arrival, rank, load in flying:
             if arrival <= now:

@@ -4,11 +4,12 @@ In a deadline T resource R carries at most (T - offset_R)^+ ticks of useful data
 
     sum_R w_R (T - offset_R)^+  >=  sum_l length(l) * (chunks over l),
 
-where length(l) is the sum of w_R beta_R over the resources that link l holds. The right side is at least what the demand needs: by rows (chunks that must cross a set of links) when
-the lengths cover the rows' multipliers, or by shortest paths when no two destinations share data. The least
-T that satisfies the inequality is a bound. Where chunks are whole, R carries whole chunks only, and T - offset_R
-is rounded down to a multiple of beta_R. Floating-point solvers only suggest weights; here they are
-rounded to rationals, repaired where rounding broke a condition, and evaluated in whole numbers.
+where length(l) is the sum of w_R beta_R over the resources that link l holds. The right side is at least
+what the demand needs: by rows (chunks that must cross a set of links) when the lengths cover the rows'
+multipliers, or by shortest paths when no two destinations share data. The least T that satisfies it is a bound.
+Where chunks are whole, T - offset_R is rounded down to a multiple of beta_R. Floating-point solvers only
+suggest weights; here they are rounded to rationals, repaired where rounding broke a condition, and evaluated
+in whole numbers.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Ranks in classes of equal surroundings: what a rank of each class must take, from whom, through what."""
+    """Ranks in classes of equal surroundings: what each must take, from whom, through what."""
 
     class_of: tuple[int, ...]  # per rank
     groups: tuple[tuple[Group, ...], ...]  # per class
@@ -74,9 +74,10 @@ def spread(network: Network, forced: Sequence[int], backwards: bool = False) -> 
     groups = tuple(
         tuple(Group(*_group(network, ends, classes, *item)) for item in bundles[rank]) for rank in first
     )
-    latencies = [network.latency(link) for link in range(len(ends))]
+    latencies = [network.latency(link) for link in range(len(ends))] or [0]
+    needs = tuple(forced[r] for r in first)
     return Spread(
-        tuple(classes), groups, tuple(forced[r] for r in first), min(latencies, default=0), max(latencies, default=0)
+        tuple(classes), groups, needs, min(latencies), max(latencies)
     )  # fmt: skip
 
 
@@ -164,8 +165,8 @@ def growth_time(
 ) -> tuple[int, int] | None:
     """(time in ticks, rank) above `start` before which some rank cannot have heard from enough ranks.
 
-    forced: chunks that must enter each rank. needed: for each rank how many ranks, itself included, have data
-    for it. backwards: the same for leaving data, spreading from a rank. None: nothing above `start` is proved.
+    forced: chunks that must enter each rank. needed: for each rank how many ranks, itself included, have
+    data for it. backwards: the same for leaving data, spreading from a rank. None: nothing is proved.
     """
     around = spread(network, forced, backwards)
     if around.fastest <= 0 or not needed:
@@ -196,7 +197,7 @@ def growth_time(
 
 
 def relay_time(network: Network, forced: Sequence[int], per_pair: int, start: int) -> int | None:
-    """Alltoall of at least `per_pair` chunks between all pairs: few messages mean relays, relays mean traffic.
+    """Alltoall of `per_pair` chunks or more a pair: few messages mean relays, relays mean traffic.
 
     With m messages into a rank at most m of its sources are direct and at most m * (greatest m) more are two
     hops away; the rest need three. Time in ticks above `start`, None when nothing above it is proved.

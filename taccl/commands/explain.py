@@ -1,0 +1,169 @@
+"""`taccl explain`: what an algorithm's time consists of, what bounds it, and what would help."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from taccl.commands.options import Size, print_json
+
+if TYPE_CHECKING:
+    from taccl.synth.algorithm import Algorithm
+    from taccl.synth.explain import Explanation
+    from taccl.synth.program import Program
+
+MAX_LEGS = 40  # of the critical path, in text
+
+
+@click.command("explain")
+@click.argument("file", type=click.Path(dir_okay=False))
+@click.option("--topology", required=True, metavar="NAME|FILE", help="ndv2:2, torus2d:4x4, profile.yaml ...")
+@click.option("--size", type=Size(), help="nccl-tests size; default: the algorithm's own, 1MB for a program.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def command(file: str, topology: str, size: int | None, as_json: bool) -> None:
+    """Say what bounds an algorithm's time, and what would help.
+
+    FILE is a native .json algorithm or MSCCL XML from any source.
+    """
+    from taccl.errors import UsageError
+    from taccl.profiles.load import load_topology
+    from taccl.synth.algorithm import Algorithm
+    from taccl.synth.explain import explain
+
+    subject = _load(file)
+    if size is None:
+        size = subject.size_bytes if isinstance(subject, Algorithm) else 10**6
+    cluster = load_topology(topology)
+    try:
+        explanation = explain(subject, cluster, size)
+    except ValueError as error:
+        raise UsageError(f"{file} on {cluster.name}: {error}") from error
+    if as_json:
+        print_json(document(explanation))
+    else:
+        click.echo(text(explanation), nl=False)
+
+
+def document(explanation: Explanation) -> dict[str, Any]:
+    """The JSON form, schema taccl/explain/v1."""
+    cut = explanation.bound.bottleneck
+    return {
+        "schema": "taccl/explain/v1",
+        "name": explanation.name,
+        "collective": explanation.collective,
+        "topology": explanation.topology,
+        "ranks": explanation.ranks,
+        "size_bytes": explanation.size_bytes,
+        "time_us": explanation.time_us,
+        "lower_bound_us": explanation.bound.time_us,
+        "gap": round(explanation.gap, 6),
+        "bound_by": explanation.bound.name,
+        "bottleneck": cut
+        and {
+            "ranks": list(cut.ranks),
+            "direction": "out" if cut.leaving else "in",
+            "bytes": cut.bytes,
+            "resources": [
+                {"resource": c.resource, "weight": round(c.weight, 6), "latency_us": c.latency_us}
+                for c in cut.crossing
+            ],
+        },
+        "bounds": [{"name": name, "time_us": fs / 10**9} for name, fs in explanation.bound.tried],
+        "critical_path": [
+            {
+                "kind": leg.kind,
+                "src": leg.src,
+                "dst": leg.dst,
+                "link": leg.link,
+                "chunks": leg.chunks,
+                "start_us": leg.start_us,
+                "end_us": leg.end_us,
+                "waited_us": leg.waited_us,
+                "reason": leg.reason,
+                "resource": leg.resource,
+            }
+            for leg in explanation.path
+        ],
+        "resources": [
+            {"resource": load.resource, "busy_us": load.busy_us, "utilisation": round(load.utilisation, 6)}
+            for load in explanation.loads
+        ],
+        "remedies": [
+            {"change": r.change, "lower_bound_us": r.bound_us, "time_us": r.time_us}
+            for r in explanation.remedies
+        ],
+    }
+
+
+def text(explanation: Explanation) -> str:
+    """The readable form."""
+    e = explanation
+    lines = [
+        f"{e.collective} of {e.size_bytes} bytes on {e.topology}, {e.ranks} ranks: {e.name}",
+        f"time {e.time_us:.3f} us, no algorithm takes less than {e.bound.time_us:.3f} us (gap {e.gap:.1%})",
+        f"bound by: {e.bound.name}",
+    ]
+    lines += _path_lines(e)
+    lines += ["", "Busiest links and ports"]
+    lines += [f"  {x.utilisation:>6.1%} {x.busy_us:>12.3f} us  {x.resource}" for x in e.loads]
+    lines += _cut_lines(e)
+    lines += ["", "What would help"]
+    for r in e.remedies:
+        bound = (
+            f"bound {e.bound.time_us:.3f} -> {r.bound_us:.3f} us"
+            if r.bound_us < e.bound.time_us
+            else "bound stays"
+        )
+        time = f"this algorithm {e.time_us:.3f} -> {r.time_us:.3f} us"
+        lines.append(f"  {r.change}: {bound}, {time}")
+    if not e.remedies:
+        lines.append("  no single change that was tried lowers the bound or the time")
+    return "\n".join(lines) + "\n"
+
+
+def _path_lines(e: Explanation) -> list[str]:
+    from taccl.synth.explain import REASON_TEXT
+
+    lines = ["", f"Critical path ({len(e.path)} steps)"]
+    shown = e.path if len(e.path) <= MAX_LEGS else e.path[-MAX_LEGS:]
+    if len(shown) < len(e.path):
+        lines.append(f"  ... {len(e.path) - len(shown)} earlier steps, all in --json")
+    for leg in shown:
+        what = f"{leg.src}->{leg.dst}" if leg.kind == "message" else f"reduce on {leg.src}"
+        why = REASON_TEXT[leg.reason] + (f" ({leg.resource})" if leg.resource else "")
+        wait = f", waited {leg.waited_us:.3f} us" if leg.waited_us > 0 else ""
+        chunks = f"{leg.chunks} chunk{'s' if leg.chunks != 1 else ''}"
+        lines.append(f"  {leg.start_us:>12.3f} - {leg.end_us:>12.3f} us  {what}, {chunks}: {why}{wait}")
+    return lines
+
+
+def _cut_lines(e: Explanation) -> list[str]:
+    from taccl.synth.bounds import ranks_text
+
+    cut = e.bound.bottleneck
+    if cut is None:
+        return []
+    lines = ["", "Bottleneck"]
+    if cut.ranks:
+        way = "leave" if cut.leaving else "enter"
+        lines.append(f"  {cut.bytes:.0f} bytes must {way} {ranks_text(cut.ranks)} over:")
+    else:
+        lines.append("  All data together must pass these; weight = share in the argument:")
+    for c in cut.crossing[:12]:
+        lines.append(f"  weight {c.weight:.3f}, latency {c.latency_us:.3f} us  {c.resource}")
+    if len(cut.crossing) > 12:
+        lines.append(f"  and {len(cut.crossing) - 12} more, all in --json")
+    return lines
+
+
+def _load(file: str) -> Program | Algorithm:
+    from pathlib import Path
+
+    from taccl.profiles.yaml_reader import read_text
+    from taccl.synth.export.native import read_native
+    from taccl.synth.msccl_xml import read_xml
+
+    if file.endswith(".json"):
+        return read_native(read_text(Path(file)), file)
+    return read_xml(Path(file).read_bytes(), file)
