@@ -90,6 +90,13 @@ class LazyGroup(click.Group):
             item for item in click.Command.shell_complete(self, ctx, incomplete) if item.value not in COMMANDS
         ]
 
+    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
+        """As in click; --help and --version print here, before any command runs."""
+        try:
+            return super().make_context(*args, **kwargs)
+        except OSError as error:
+            raise click.exceptions.Exit(report(error)) from error
+
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command; every error becomes a message on stderr and an exit code."""
         try:
@@ -171,8 +178,6 @@ def main() -> None:
         code = leaving.code
     except KeyboardInterrupt:
         code = 130
-    except OSError as error:  # --help and --version print before any command runs
-        code = report(error)
     try:
         sys.stdout.flush()
     except OSError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import sys
@@ -68,7 +69,7 @@ def write_output(path: str, text: str) -> None:
         return
     target = Path(path)
     if target.is_dir():
-        raise IsADirectoryError(21, "this is a directory; name a file in it", path)
+        raise IsADirectoryError(errno.EISDIR, "this is a directory; name a file in it", path)
     if target.exists() and not target.is_file():
         target.write_text(text, "utf-8")  # a device or a pipe cannot be replaced
         return

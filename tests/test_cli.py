@@ -1,0 +1,213 @@
+"""The front door: lazy commands, messages, exit codes, manners."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from taccl import __version__, cli
+from taccl.commands.options import Quantity, Size, write_output
+from taccl.errors import (
+    CheckFailed,
+    EnvironmentProblem,
+    Infeasible,
+    Interrupted,
+    InvalidInput,
+    NoSolutionInTime,
+    TacclError,
+    UsageError,
+)
+
+
+def python(*arguments: str, stdout: Any = subprocess.PIPE, **added: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *arguments],
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        env=os.environ | added,
+        text=True,
+        timeout=120,
+    )
+
+
+def run_with(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> tuple[int, str, str]:
+    """Exit code, stdout, stderr of a command that raises `error`."""
+
+    @click.command()
+    def failing() -> None:
+        raise error
+
+    monkeypatch.setattr(cli, "load_command", lambda name: failing)
+    result = CliRunner().invoke(cli.cli, ["synth"])
+    return result.exit_code, result.stdout, result.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (CheckFailed("wrong"), 1),
+        (UsageError("wrong"), 2),
+        (InvalidInput("wrong"), 3),
+        (Infeasible("wrong", ["rule one"]), 4),
+        (NoSolutionInTime("wrong"), 5),
+        (EnvironmentProblem("wrong"), 6),
+        (Interrupted("wrong"), 130),
+        (FileNotFoundError(errno.ENOENT, "No such file or directory", "wrong"), 3),
+        (IsADirectoryError(errno.EISDIR, "Is a directory", "wrong"), 3),
+        (PermissionError(errno.EACCES, "Permission denied", "wrong"), 6),
+        (OSError(errno.ENOSPC, "No space left on device: wrong"), 6),
+        (ModuleNotFoundError("wrong", name="ortools"), 6),
+        (MemoryError("wrong"), 6),
+    ],
+)
+def test_errors_become_one_message_and_a_code(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, code: int
+) -> None:
+    found, out, err = run_with(monkeypatch, error)
+    assert (found, out) == (code, "")
+    assert err.startswith("taccl: ") and "Traceback" not in err
+    if isinstance(error, TacclError) or getattr(error, "filename", None):
+        assert "wrong" in err
+
+
+def test_bugs_are_called_bugs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TACCL_DEBUG", raising=False)
+    code, _, err = run_with(monkeypatch, ZeroDivisionError("boom"))
+    assert code == 70 and "internal error: ZeroDivisionError: boom" in err and "Traceback" not in err
+    monkeypatch.setenv("TACCL_DEBUG", "1")
+    code, _, err = run_with(monkeypatch, ZeroDivisionError("boom"))
+    assert code == 70 and "Traceback" in err
+
+
+def test_ctrl_c_and_closed_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run_with(monkeypatch, KeyboardInterrupt())[0] == 130
+    assert run_with(monkeypatch, BrokenPipeError(errno.EPIPE, "Broken pipe")) == (141, "", "")
+
+
+def test_unknown_command_suggests() -> None:
+    result = CliRunner().invoke(cli.cli, ["synht"])
+    assert result.exit_code == 2
+    assert "Did you mean 'synth'?" in result.stderr
+
+
+def test_every_command_loads_and_help_agrees_with_the_table() -> None:
+    for name, (_, text) in cli.COMMANDS.items():
+        command = cli.load_command(name)
+        assert command.name == name
+        assert (command.help or "").split("\n\n")[0].replace("\n", " ") == text
+        result = CliRunner().invoke(cli.cli, [name, "--help"])
+        assert result.exit_code == 0, result.output
+
+
+def test_help_imports_no_command_and_no_heavy_package() -> None:
+    code = (
+        "import sys\nfrom click.testing import CliRunner\nfrom taccl.cli import cli\n"
+        "result = CliRunner().invoke(cli, ['--help'])\n"
+        "heavy = {'ortools', 'numpy', 'mpi4py', 'networkx', 'lxml', 'yaml', 'rich'} & set(sys.modules)\n"
+        "print(result.exit_code, heavy, [m for m in sys.modules if m.startswith('taccl.commands')])"
+    )
+    done = python("-c", code)
+    assert done.stdout == "0 set() []\n"
+
+
+def test_help_is_quick() -> None:
+    """Below 150 ms on a quiet machine; here only against gross mistakes, relative to Python itself."""
+
+    def best(*line: str) -> float:
+        times = []
+        for _ in range(5):
+            began = time.perf_counter()
+            subprocess.run([sys.executable, *line], stdout=subprocess.DEVNULL, check=True, timeout=60)
+            times.append(time.perf_counter() - began)
+        return min(times)
+
+    assert best("-m", "taccl", "--help") < best("-c", "import click") + 0.15
+
+
+def test_version_and_python_m() -> None:
+    done = python("-m", "taccl", "--version")
+    assert done.returncode == 0 and done.stdout == f"taccl, version {__version__}\n"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_full_disk_on_stdout() -> None:
+    with open("/dev/full", "w") as full:
+        done = python("-m", "taccl", "--help", stdout=full)
+    assert done.returncode == 6
+    assert done.stderr == "taccl: No space left on device\n"
+
+
+def test_reader_that_goes_away() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    done = python("-m", "taccl", "--help", stdout=write)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_completion_offers_commands() -> None:
+    asked = {"_TACCL_COMPLETE": "bash_complete", "COMP_WORDS": "taccl sy", "COMP_CWORD": "1"}
+    done = python("-c", "from taccl.cli import main; main()", **asked)
+    assert done.stdout.splitlines() == ["plain,synth"]
+
+
+def test_colour_only_on_terminals(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    cli.say("plain")
+    assert capsys.readouterr().err == "taccl: plain\n"
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    cli.say("coloured")
+    assert capsys.readouterr().err == "\x1b[31m\x1b[1mtaccl:\x1b[0m coloured\n"
+    monkeypatch.setenv("NO_COLOR", "1")
+    cli.say("plain")
+    assert capsys.readouterr().err == "taccl: plain\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("1MB", 10**6), ("1MiB", 2**20), ("64", 64), ("1.5KB", 1500), ("1e3", 1000), ("2GiB", 2**31)],
+)
+def test_sizes(text: str, size: int) -> None:
+    assert Size().convert(text, None, None) == size
+
+
+@pytest.mark.parametrize(
+    "text", ["0", "-1", "1.5", "1/3", "1 apple", "", "nan", "1e300", "9999PB", "1" * 500]
+)
+def test_bad_sizes(text: str) -> None:
+    with pytest.raises(click.BadParameter):
+        Size().convert(text, None, None)
+
+
+def test_quantities() -> None:
+    assert Quantity("s", 0, 3600).convert("5min", None, None) == 300.0
+    assert Quantity("fraction", 0, 1).convert("5%", None, None) == 0.05
+    with pytest.raises(click.BadParameter, match="from 0 to 1"):
+        Quantity("fraction", 0, 1).convert("150%", None, None)
+
+
+def test_output_is_all_or_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = tmp_path / "new" / "file.xml"
+    write_output(str(target), "one")
+    target.chmod(0o640)
+    write_output(str(target), "two")
+    assert target.read_text() == "two" and target.stat().st_mode & 0o777 == 0o640
+    with pytest.raises(UnicodeEncodeError):
+        write_output(str(target), "\ud800")
+    assert [path.name for path in target.parent.iterdir()] == ["file.xml"] and target.read_text() == "two"
+    write_output("-", "to stdout")
+    assert capsys.readouterr().out == "to stdout"
+    with pytest.raises(IsADirectoryError):
+        write_output(str(tmp_path), "x")
