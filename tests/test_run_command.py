@@ -144,7 +144,7 @@ def test_wrong_data_fails_with_code_1_on_every_rank(saved):
         (2, ("GOOD",), 2, "is a program for 4 ranks and this job has 2; start it with: mpiexec -n 4"),
         (4, ("GOOD", "-d", "float8"), 2, "unknown data type 'float8'"),
         (4, ("GOOD", "-o", "xor"), 2, "unknown reduction 'xor'"),
-        (4, ("GOOD", "-r", "3"), 2, "the root of this program is rank 0"),
+        (4, ("GOOD", "-r", "7"), 2, "the ranks of"),
         (4, ("GOOD", "--in-place"), 2, "does not claim to work in place"),
         (4, ("GOOD", "-b", "2M", "-e", "1M"), 2, "-b 2097152 is larger than -e 1048576"),
         (4, ("GOOD", "-b", "lots"), 2, "'lots' is not a size"),
@@ -191,7 +191,35 @@ def test_prediction_stands_beside_the_measurement(saved):
     assert row["predicted_time_us"] > 0
     assert rows(ended.err)[0][-1] == f"{row['predicted_time_us']:.2f}"
     wrong = taccl(4, "run", path, "--topology", "ring:8")
-    assert wrong.code == 2 and "has 8 ranks, the program 4" in wrong.err and len(messages(wrong)) == 1
+    assert wrong.code == 2 and "all three must agree" in wrong.err and len(messages(wrong)) == 1
+
+
+@pytest.mark.mpi
+@mpi
+def test_another_root_than_the_program_has_gives_wrong_data(saved):
+    path = saved(programs.chain_broadcast(3, 2, root=2))
+    sizes = ("-b", "4K", "-e", "4K", *FAST)
+    right = taccl(3, "run", path, *sizes)
+    assert right.code == 0, right.err
+    assert rows(right.out)[0][4] == "2"
+    wrong = taccl(3, "run", path, "-r", "1", *sizes)
+    assert wrong.code == 1 and int(rows(wrong.out)[0][8]) > 0
+
+
+@pytest.mark.mpi
+@mpi
+def test_custom_collective_from_a_file(saved, tmp_path):
+    program = dataclasses.replace(programs.shift(3), collective="custom")
+    places = [f"  - sources: [[{r}, 0]]\n    destinations: [[{(r + 1) % 3}, 0]]" for r in range(3)]
+    head = ["schema: taccl/collective/v1", "ranks: 3", "combining: false", "chunks:"]
+    (tmp_path / "own.yaml").write_text("\n".join([*head, *places, ""]))
+    sizes = ("-b", "4K", "-e", "4K", *FAST)
+    ended = taccl(3, "run", saved(program), "--pre-post", str(tmp_path / "own.yaml"), *sizes)
+    assert ended.code == 0, ended.err
+    (row,) = rows(ended.out)
+    assert row[8] == "0" and row[13] == "n/a"  # MPI has no such collective
+    unknown = taccl(3, "run", saved(program), *sizes)
+    assert unknown.code == 3 and len(messages(unknown)) == 1
 
 
 @pytest.mark.mpi

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from taccl.errors import EnvironmentProblem, InvalidInput, UsageError
+from taccl.program_file import collective_options
 
 if TYPE_CHECKING:
+    from taccl.profiles.topology import Topology
     from taccl.runtime.bench import Row, Settings
     from taccl.runtime.job import Job
+    from taccl.runtime.trace import Trace
     from taccl.synth.collective import Collective
     from taccl.synth.program import Program
 
@@ -92,7 +96,7 @@ class RankedCommand(click.Command):
     help="float32 float64 float16 bfloat16 int32 int64 uint8, several with commas, or all.",
 )
 @click.option("-o", "--op", help="sum prod min max avg, several with commas, or all. Default: the file's.")
-@click.option("-r", "--root", type=click.IntRange(0), help="Assert the root: it is part of the program.")
+@click.option("-r", "nccl_root", type=click.IntRange(0), help="nccl-tests' name for --root.")
 @click.option("--in-place", "inplace", is_flag=True, help="Only in place.")
 @click.option(
     "--out-of-place",
@@ -132,6 +136,7 @@ class RankedCommand(click.Command):
     help="Write one JSON document; - is stdout (the table goes to stderr).",
 )
 @click.option("-v", "--verbose", is_flag=True, help="Say which transport and memory each rank uses.")
+@collective_options
 @click.pass_context
 def command(ctx: click.Context, /, **options: Any) -> None:
     """Execute a program on real ranks and check every result (under mpiexec).
@@ -141,6 +146,8 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     """  # fmt: skip
     from taccl.runtime.job import Job
 
+    if options["nccl_root"] is not None:
+        options["root"] = options["nccl_root"]
     with Job(options["deadline"]) as job:
         wrong = _run(job, options)
         if wrong:
@@ -156,14 +163,12 @@ def _run(job: Job, options: dict[str, Any]) -> bool:
     from taccl.runtime.job import fingerprint
     from taccl.runtime.trace import trace
 
-    program, collective, settings, order = job.together(
+    program, collective, settings, order, topology = job.together(
         "the reading of the file", lambda: _prepare(job, options, trace)
     )
-    job.agree_on(fingerprint(program, (settings,)), "program, or has other options,")
+    job.agree_on(fingerprint(program, (settings, collective)), "program, or has other options,")
     settings = _with_transport(job, settings)
-    predict = job.together(
-        "the prediction of times", lambda: _predictor(options["topology"], program, collective)
-    )
+    predict = job.together("the prediction of times", lambda: _predictor(topology, program, collective))
     _say_devices(job, settings, options["verbose"])
     out = sys.stderr if options["json_path"] == "-" else sys.stdout
     first = job.rank == 0
@@ -190,10 +195,14 @@ def _run(job: Job, options: dict[str, Any]) -> bool:
     return bad > 0
 
 
-def _prepare(job: Job, options: dict[str, Any], trace: Any) -> tuple[Program, Collective, Settings, Any]:
+def _prepare(
+    job: Job, options: dict[str, Any], trace: Any
+) -> tuple[Program, Collective, Settings, Trace, Topology | None]:
     """Everything that can be wrong with the options or the file, on every rank alike."""
     from pathlib import Path
 
+    from taccl.profiles.load import load_topology
+    from taccl.program_file import open_program
     from taccl.runtime import gpu
     from taccl.runtime.bench import Settings
     from taccl.runtime.dtypes import select_dtypes, select_ops
@@ -201,7 +210,12 @@ def _prepare(job: Job, options: dict[str, Any], trace: Any) -> tuple[Program, Co
 
     sizes = _sizes(options)
     dtypes = tuple(select_dtypes(options["dtype"]))
-    program, collective = _load(options["file"])
+    topology = None if options["topology"] is None else load_topology(options["topology"])
+    try:
+        opened = open_program(options["file"], topology, options)
+    except OSError as error:
+        raise InvalidInput(f"{options['file']}: {error.strerror or error}") from error
+    program, collective = opened.program, opened.collective
     if job.ranks != program.ranks:
         raise UsageError(
             f"{options['file']} is a program for {program.ranks} ranks and this job has {job.ranks}; start "
@@ -215,11 +229,6 @@ def _prepare(job: Job, options: dict[str, Any], trace: Any) -> tuple[Program, Co
     ops = tuple(select_ops(options["op"] or program.reduce_op or "sum")) if collective.combining else ()
     if options["op"] is not None:
         select_ops(options["op"])
-    if options["root"] is not None and options["root"] != collective.root:
-        raise UsageError(
-            f"-r {options['root']}: the root of this program is rank {collective.root}, and only synthesis "
-            "can change it"
-        )
     if options["json_path"] not in (None, "-") and not Path(options["json_path"]).resolve().parent.is_dir():
         raise UsageError(f"--json {options['json_path']}: its directory does not exist")
     device = gpu.choose(options["device"])
@@ -230,18 +239,7 @@ def _prepare(job: Job, options: dict[str, Any], trace: Any) -> tuple[Program, Co
         iterations=options["iters"], warmup=options["warmup"], checks=options["checks"], device=device,
         transport=_transport(options["transport"], device), reference=options["reference"],
     )  # fmt: skip
-    return program, collective, settings, order
-
-
-def _load(file: str) -> tuple[Program, Collective | None]:
-    from pathlib import Path
-
-    from taccl.synth.msccl_xml import read_xml
-
-    try:
-        return read_xml(Path(file).read_bytes(), file), None
-    except OSError as error:
-        raise InvalidInput(f"{file}: {error.strerror}") from error
+    return program, collective, settings, order, topology
 
 
 def _sizes(options: dict[str, Any]) -> tuple[int, ...]:
@@ -297,20 +295,17 @@ def _with_transport(job: Job, settings: Settings) -> Settings:
     return dataclasses.replace(settings, transport="mpi-cuda" if everyone[0, 0] else "staged-mpi")
 
 
-def _predictor(topology: str | None, program: Program, collective: Collective) -> Any:
+def _predictor(
+    topology: Topology | None, program: Program, collective: Collective
+) -> Callable[[int], float] | None:
     """A function from the size in bytes to the predicted time in us; None when no topology is given."""
     if topology is None:
         return None
-    from taccl.profiles.load import load_topology
     from taccl.synth.cost import us
     from taccl.synth.simulate import simulate
 
-    loaded = load_topology(topology)
-    if loaded.ranks != program.ranks:
-        raise UsageError(f"{topology} has {loaded.ranks} ranks, the program {program.ranks}")
-
     def predict(size_bytes: int) -> float:
-        return us(simulate(program, loaded, size_bytes, collective=collective).time_fs)
+        return us(simulate(program, topology, size_bytes, collective=collective).time_fs)
 
     predict(collective.size_chunks)  # a link that the program uses and the topology lacks shows now
     return predict
