@@ -171,29 +171,30 @@ class _Reader:
         return Machine(devices, nics, tuple(self.wires), tuple(direct), tuple(switched), centres)
 
     def children(self, parent: Any, host: int, vertex: int, cpu: int) -> None:
-        """The devices under a <cpu>. A stack, for nesting may be deep."""
-        stack = [(parent, vertex)]
+        """The devices under a <cpu>, in document order. A stack, for nesting may be deep."""
+        stack = [(child, vertex) for child in reversed(parent)]
         while stack:
             element, above = stack.pop()
-            for child in reversed(element):
-                if child.tag == "pci":
-                    busid = child.get("busid", "").lower()
-                    if not re.fullmatch(r"[0-9a-f:.]{1,32}", busid) or (host, busid) in self.pci:
-                        what = f"{busid[:40]!r} stands twice" if (host, busid) in self.pci else "is no bus id"
-                        self.problem(child, "N005", f"<pci>: busid {what}; expected one such as 0000:3b:00.0")
-                        continue
-                    below = self.vertex()
-                    label = f"pci-{busid}" if host == 0 else f"host{host}-pci-{busid}"
-                    self.wires.append(Wire(below, above, self.pcie_rate(child), "pcie", label))
-                    self.pci[host, busid] = below
-                    self.device(child, host, below, cpu, busid)
-                    stack.append((child, below))
-                elif child.tag == "nic" and element.tag == "cpu":
-                    below = self.vertex()
-                    self.wires.append(Wire(below, above, Fraction(5000), "pcie", f"nic{below}"))
-                    self.networks(child, host, below)
-                elif child.tag == "pcilink":
-                    self.pcilinks.append((host, above, child.get("target", "").lower()))
+            if element.tag == "pci":
+                busid = element.get("busid", "").lower()
+                if not re.fullmatch(r"[0-9a-f:.]{1,32}", busid) or (host, busid) in self.pci:
+                    what = (
+                        "stands twice" if (host, busid) in self.pci else "is no bus id such as 0000:3b:00.0"
+                    )
+                    self.problem(element, "N005", f"<pci>: busid {busid[:40]!r} {what}")
+                    continue
+                below = self.vertex()
+                label = f"pci-{busid}" if host == 0 else f"host{host}-pci-{busid}"
+                self.wires.append(Wire(below, above, self.pcie_rate(element), "pcie", label))
+                self.pci[host, busid] = below
+                self.device(element, host, below, cpu, busid)
+                stack.extend((child, below) for child in reversed(element))
+            elif element.tag == "nic" and above == vertex:
+                below = self.vertex()
+                self.wires.append(Wire(below, above, Fraction(5000), "pcie", f"nic{below}"))
+                self.networks(element, host, below)
+            elif element.tag == "pcilink":
+                self.pcilinks.append((host, above, element.get("target", "").lower()))
 
     def device(self, element: Any, host: int, vertex: int, cpu: int, busid: str) -> None:
         kind = element.get("class", "")
