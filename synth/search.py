@@ -17,9 +17,9 @@ from taccl.synth.collective import Collective
 from taccl.synth.engines.greedy import greedy, tastes
 from taccl.synth.improve import improve
 from taccl.synth.models.messages import solve_messages
-from taccl.synth.models.orbits import close, identity
+from taccl.synth.models.orbits import close, free_group, identity
 from taccl.synth.models.packing import pack_trees, refine
-from taccl.synth.models.solver import Limits
+from taccl.synth.models.solver import Strategy
 from taccl.synth.models.trees import solve_trees
 from taccl.synth.problem import Layer, Problem, Symmetry, problem, with_symmetry
 from taccl.synth.schedule import Transfer
@@ -86,9 +86,17 @@ class Search:
             self.report(f"{engine}, {p.collective.partition} per block", candidate.time_fs)
         return candidate
 
-    def limits(self, deterministic_s: float) -> Limits:
-        """CP-SAT limits for a stage that may use so many deterministic seconds."""
-        return Limits(deterministic_s, max(0.5, self.left_s()), self.workers, self.seed)
+    def strategies(self, deterministic_s: float, relax_only: bool = False) -> list[Strategy]:
+        """CP-SAT runs for a stage that may use so many deterministic seconds, the quickest first.
+
+        Ordering models do best without the linear relaxation; packing by load does best with it.
+        """
+        wall_s = max(0.5, self.left_s())
+        relaxed = Strategy(deterministic_s, wall_s, self.seed)
+        if relax_only:
+            return [relaxed]
+        quick = Strategy(deterministic_s * QUICK_SHARE, wall_s, self.seed, relax=False)
+        return [quick, relaxed] if self.workers > 1 else [quick]
 
     def greedy(self, p: Problem, passes: int) -> None:
         """Greedy trees in several tastes, with and without the symmetry."""
@@ -131,7 +139,7 @@ class Search:
             return
         known = self.best_of.get(partition)
         hint = known.transfers if known else ()
-        packed = pack_trees(p, self.limits(deterministic_s), hint, self.should_stop)
+        packed = pack_trees(p, self.strategies(deterministic_s, relax_only=True), hint, self.should_stop)
         if packed:
             offered = self.offer("cp-sat", p, packed)
             if offered:
@@ -140,36 +148,28 @@ class Search:
     def trees(self, partition: int, deterministic_s: float, symmetric: bool) -> None:
         """M1: timed trees at one chunking, from the best schedule known there."""
         p = self.problem(partition)
-        if not symmetric:
-            p = replace(p, symmetries=())
+        p = replace(p, symmetries=tuple(free_group(p)[1:]) if symmetric else ())
+        if symmetric and not p.symmetries:
+            return
         known = self.best_of.get(partition)
         if known is None or _hops(p) > MOST_TREE_HOPS:
             return
         single = best_timing("cp-sat", self.topology, p.collective, p.costs, _one_chunk_each(known.transfers))
         if single is None:
             return
-        # One worker without the linear relaxation is by far the quickest on most; the relaxation with several
-        # workers in lockstep gets its turn where that was not enough.
-        quick = replace(self.limits(deterministic_s * QUICK_SHARE), workers=1, relax=False)
-        for limits in (quick, self.limits(deterministic_s)):
-            found = solve_trees(
-                p,
-                single.time_fs,
-                self.lower_fs,
-                limits,
-                single.messages,
-                self._improved(partition),
-                self.should_stop,
-            )
-            if found.transfers:
-                self.offer("cp-sat", p, found.transfers)
-                better = best_timing("cp-sat", self.topology, p.collective, p.costs, found.transfers)
-                if better is not None and better.time_fs < single.time_fs:
-                    single = better
-            if not p.symmetries and not _may_batch(p):
-                self.bounds[partition] = max(self.bounds.get(partition, 0), found.bound_fs)
-            if found.status == "optimal" or self.finished():
-                return
+        found = solve_trees(
+            p,
+            single.time_fs,
+            self.lower_fs,
+            self.strategies(deterministic_s),
+            single.messages,
+            self._improved(partition),
+            self.should_stop,
+        )
+        if found.transfers:
+            self.offer("cp-sat", p, found.transfers)
+        if not p.symmetries and not _may_batch(p):
+            self.bounds[partition] = max(self.bounds.get(partition, 0), found.bound_fs)
 
     def messages(self, partition: int, deterministic_s: float) -> None:
         """M2: batched messages, for each layer on its own; an allreduce joins the two."""
@@ -192,13 +192,13 @@ class Search:
             for slots in (2, 3, 4, 6):
                 if _hops(single) * slots > MOST_SLOT_VARIABLES or self.finished():
                     break
-                limits = self.limits(deterministic_s / (4 * len(p.layers)))
+                strategies = self.strategies(deterministic_s / (4 * len(p.layers)))
                 found = solve_messages(
                     single,
                     slots,
                     best_fs,
                     0,
-                    limits,
+                    strategies,
                     seed.messages,
                     self._improved(partition),
                     self.should_stop,
@@ -238,7 +238,8 @@ class Search:
 
 
 def _hops(p: Problem) -> int:
-    order = len(close([identity(p), *p.symmetries], 256) or []) or 1
+    """(chunk, link) pairs up to symmetry: what a model's size grows with."""
+    order = len(free_group(p)) if p.symmetries else 1
     return sum(len(usable) for layer in p.layers for usable in layer.usable) // order
 
 

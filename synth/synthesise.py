@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from importlib.metadata import version
 
+from taccl import __version__
+from taccl.errors import Infeasible, Interrupted, NoSolutionInTime, UsageError
 from taccl.profiles.topology import Topology
 from taccl.sketches.restrictions import Restrictions
 from taccl.sketches.symmetry import find_symmetry
@@ -21,13 +23,10 @@ from taccl.synth.bounds import granular_bound, lower_bound
 from taccl.synth.candidates import Candidate
 from taccl.synth.collective import NAMES, Collective, build
 from taccl.synth.conflict import explain_infeasible
-from taccl.synth.cost import us
+from taccl.synth.cost import costs, us
 from taccl.synth.engines import BASELINES, Inapplicable
 from taccl.synth.engines.rooted import rooted_allreduce
 from taccl.synth.search import Search
-
-from taccl import __version__
-from taccl.errors import Infeasible, Interrupted, NoSolutionInTime, UsageError
 
 ENGINES = ("auto", "cp-sat", "greedy", *BASELINES)
 # One deterministic second of CP-SAT takes several wall-clock seconds on two slow cores; staying below the
@@ -190,22 +189,25 @@ def _generators(request: Request) -> tuple[tuple[int, ...], ...]:
     return tuple(find_symmetry(request.topology))
 
 
+def _alpha_dominates(request: Request, collective: Collective) -> bool:
+    """Whether sending one chunk costs more for being a message than for its bytes."""
+    priced = costs(request.topology, collective.chunk_bytes(request.size_bytes))
+    alphas = sorted(priced.alpha_fs)
+    return bool(alphas) and max(priced.chunk_fs) <= alphas[len(alphas) // 2]
+
+
 def _ladder(request: Request, make: Callable[[int], Collective]) -> list[int]:
     """Chunkings worth trying: one chunk a block where alpha dominates, more where bandwidth does."""
-    if request.custom is not None:
+    if request.custom is not None or _alpha_dominates(request, make(1)):
         return [1]
-    from taccl.synth.cost import costs
-
     priced = costs(request.topology, make(1).chunk_bytes(request.size_bytes))
-    alpha = sorted(priced.alpha_fs)[len(priced.alpha_fs) // 2] if priced.alpha_fs else 0
+    alphas = sorted(priced.alpha_fs) or [0]
     transit = max(priced.chunk_fs, default=0)
-    if transit <= alpha:
-        return [1]
     few_blocks = request.collective in ("broadcast", "reduce", "sendrecv")
     most = 16 if few_blocks else 8 if request.topology.ranks <= 8 else 4
     ladder = [k for k in (1, 2, 3, 4, 6, 8, 12, 16) if k <= most]
     # A chunk much shorter than alpha cannot pay for its own message.
-    return [k for k in ladder if k == 1 or transit >= alpha * k // 4]
+    return [k for k in ladder if k == 1 or 4 * transit >= alphas[len(alphas) // 2] * k]
 
 
 def _seeds(search: Search, request: Request, ladder: list[int]) -> None:
@@ -237,24 +239,32 @@ def _seeds(search: Search, request: Request, ladder: list[int]) -> None:
 
 
 def _models(search: Search, request: Request, ladder: list[int], refine: bool) -> None:
-    """CP-SAT: M3 and its pipeline, M2 where batching can pay, M1; the best chunkings first."""
+    """CP-SAT and local search, the best chunkings first.
+
+    Where a chunk's transit outweighs alpha: packed trees and their pipeline, then timed trees. Where alpha
+    outweighs it: batched messages and local search first.
+    """
     budget = request.time_limit_s * DETERMINISTIC_PER_WALL
-    if refine and len(ladder) > 1:
+    short = _alpha_dominates(request, search.build(ladder[0]))
+    if not short:
         for partition in ladder[:4]:
             if search.finished():
                 return
             search.pack(partition, 0.08 * budget)
     ranked = sorted((k for k in search.best_of if k in ladder), key=lambda k: (search.best_of[k].time_fs, k))
     for partition in ranked[:2]:
-        if search.finished():
-            return
-        search.messages(partition, 0.15 * budget)
-        if not search.finished():
-            search.improve(partition, round(request.time_limit_s * HOPS_PER_WALL))
-        if not search.finished() and search.problem(partition).symmetries:
-            search.trees(partition, 0.1 * budget, symmetric=True)
-        if not search.finished():
-            search.trees(partition, 0.2 * budget, symmetric=False)
+        timed = [
+            lambda k=partition: search.trees(k, 0.1 * budget, symmetric=True),
+            lambda k=partition: search.trees(k, 0.2 * budget, symmetric=False),
+        ]
+        batched = [
+            lambda k=partition: search.messages(k, 0.15 * budget),
+            lambda k=partition: search.improve(k, round(request.time_limit_s * HOPS_PER_WALL)),
+        ]
+        for stage in (*batched, *timed) if short else (*timed, *batched):
+            if search.finished():
+                return
+            stage()
     if refine and search.best and not search.finished():
         search.pipeline(search.best, search.best.engine)
 

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from ortools.sat.python import cp_model
+
 from taccl.synth.algorithm import Message
-from taccl.synth.models.orbits import close, compose, identity
-from taccl.synth.models.solver import Limits, solve
+from taccl.synth.models.orbits import free_group
+from taccl.synth.models.solver import Strategy, solve
 from taccl.synth.models.trees import TreeSolution, common_unit
-from taccl.synth.problem import Problem, Symmetry
+from taccl.synth.problem import Problem
 from taccl.synth.schedule import Transfer
 
 Key = tuple[int, int]  # (chunk, link) or (chunk, rank)
@@ -27,7 +28,7 @@ def solve_messages(
     slots: int,
     upper_fs: int,
     lower_fs: int,
-    limits: Limits,
+    strategies: Sequence[Strategy],
     hint: Sequence[Message] = (),
     on_time: Callable[[int, int], None] | None = None,
     should_stop: Callable[[], bool] | None = None,
@@ -41,7 +42,7 @@ def solve_messages(
     report = None
     if on_time:
         report = lambda objective, bound: on_time(objective * model.unit, bound * model.unit)  # noqa: E731
-    outcome = solve(model.model, limits, report, should_stop)
+    outcome = solve(model.model, strategies, report, should_stop)
     bound = max(lower_fs, outcome.bound * model.unit) if outcome.status != "infeasible" else lower_fs
     if outcome.objective is None:
         return TreeSolution(outcome.status, (), bound)
@@ -67,7 +68,7 @@ class _Messages:
         self.unit = common_unit(problem, upper_fs)
         self.horizon = upper_fs // self.unit
         self.owner = [holds[1][0] if len(holds) > 1 else holds[0][0] for holds in problem.costs.holds]
-        self.group = _free_group(problem, self.owner)
+        self.group = free_group(problem)
         self._find_representatives()
         self.time = self.model.new_int_var(min(lower_fs // self.unit, self.horizon), self.horizon, "time")
         self.arrives = {
@@ -273,18 +274,3 @@ class _Messages:
                     found.append((value(slot.start), g.links[link], images))
         found.sort()
         return tuple(Transfer(link, chunks) for _, link, chunks in found)
-
-
-def _free_group(problem: Problem, owner: Sequence[int]) -> list[Symmetry]:
-    """A group of symmetries none of which (but the identity) maps an owner to itself, as large as found."""
-    used = sorted({e for usable in problem.layers[0].usable for e in usable})
-
-    def free(group: list[Symmetry]) -> bool:
-        return all(owner[g.links[e]] != owner[e] for g in group[1:] for e in used)
-
-    group = [identity(problem)]
-    for generator in [*problem.symmetries, *(compose(s, s) for s in problem.symmetries)]:
-        larger = close([*group, generator])
-        if larger is not None and free(larger):
-            group = larger
-    return group

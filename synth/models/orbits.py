@@ -87,3 +87,28 @@ def close(generators: Sequence[Symmetry], most: int = 4096) -> list[Symmetry] | 
                     return None
     first, *rest = group
     return [group[first], *(group[key] for key in sorted(rest))]
+
+
+def free_group(problem: Problem) -> list[Symmetry]:
+    """A group of symmetries (identity first) none of which, but the identity, maps a used port to itself.
+
+    A port that an element keeps would have to carry two images of one message at the same moment: with ranks that
+    share a NIC, the full symmetry of the machine leaves a timed model without any solution.
+    """
+    used = sorted({e for layer in problem.layers for usable in layer.usable for e in usable})
+    ports = {e: [r for r, _ in problem.costs.holds[e][1:]] for e in used}
+
+    def free(group: list[Symmetry]) -> bool:
+        return all(
+            p != q for g in group[1:] for e in used for p, q in zip(ports[e], ports[g.links[e]], strict=True)
+        )
+
+    group = [identity(problem)]
+    candidates = list(problem.symmetries)
+    for i, a in enumerate(problem.symmetries):
+        candidates += [compose(a, b) for b in problem.symmetries[: i + 1]]
+    for generator in candidates:
+        larger = close([*group, generator])
+        if larger is not None and free(larger):
+            group = larger
+    return group

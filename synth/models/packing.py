@@ -12,9 +12,10 @@ from dataclasses import replace
 from math import gcd
 
 from ortools.sat.python import cp_model
+
 from taccl.synth.collective import Collective
 from taccl.synth.models.orbits import orbits
-from taccl.synth.models.solver import Limits, solve
+from taccl.synth.models.solver import Strategy, solve
 from taccl.synth.problem import Problem
 from taccl.synth.schedule import Transfer
 
@@ -24,7 +25,7 @@ Place = tuple[int, int, int]
 
 def pack_trees(
     problem: Problem,
-    limits: Limits,
+    strategies: Sequence[Strategy],
     hint: Sequence[Transfer] = (),
     should_stop: Callable[[], bool] | None = None,
 ) -> tuple[Transfer, ...] | None:
@@ -97,7 +98,7 @@ def pack_trees(
         taken = {(number_of.get(t.op, 0), c, t.link) for t in hint for c in t.chunks}
         for hop, variable in used.items():
             model.add_hint(variable, hop in taken)
-    outcome = solve(model, limits, None, should_stop)
+    outcome = solve(model, strategies, None, should_stop)
     if outcome.objective is None:
         return None
     found = []
@@ -147,5 +148,5 @@ def refine(transfers: Sequence[Transfer], parts: int, finer: Collective, by_part
 
 def routes_exist(problem: Problem) -> bool:
     """Whether trees within all rules exist at all, whatever their load."""
-    enough = Limits(deterministic_s=10.0, wall_s=60.0, workers=1)
-    return pack_trees(replace(problem, symmetries=()), enough) is not None
+    enough = Strategy(deterministic_s=10.0, wall_s=60.0)
+    return pack_trees(replace(problem, symmetries=()), [enough]) is not None

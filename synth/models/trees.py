@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from math import gcd
 
 from ortools.sat.python import cp_model
+
 from taccl.synth.algorithm import Message
 from taccl.synth.models.orbits import Orbits, orbits
-from taccl.synth.models.solver import Limits, solve
+from taccl.synth.models.solver import Strategy, solve
 from taccl.synth.problem import Problem
 from taccl.synth.schedule import Transfer
 
@@ -34,7 +35,7 @@ def solve_trees(
     problem: Problem,
     upper_fs: int,
     lower_fs: int,
-    limits: Limits,
+    strategies: Sequence[Strategy],
     hint: Sequence[Message] = (),
     on_time: Callable[[int, int], None] | None = None,
     should_stop: Callable[[], bool] | None = None,
@@ -45,14 +46,14 @@ def solve_trees(
     report = None
     if on_time:
         report = lambda objective, bound: on_time(objective * model.unit, bound * model.unit)  # noqa: E731
-    outcome = solve(model.model, limits, report, should_stop)
+    outcome = solve(model.model, strategies, report, should_stop)
     bound = max(lower_fs, outcome.bound * model.unit) if outcome.status != "infeasible" else lower_fs
     if outcome.objective is None:
         return TreeSolution(outcome.status, (), bound)
     if model.preferences():
         # The author's uc-min / uc-max: among schedules of this time, the fewest or most different links.
         model.fix_time(outcome.objective, outcome.value)
-        refined = solve(model.model, limits, None, should_stop)
+        refined = solve(model.model, strategies, None, should_stop)
         if refined.objective is not None:
             outcome = refined
     return TreeSolution(
