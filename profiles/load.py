@@ -13,13 +13,12 @@ from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
+from taccl.errors import InvalidInput, UsageError
 from taccl.profiles.forms import Values, did_you_mean
 from taccl.profiles.profile_file import read_topology
 from taccl.profiles.schema import MAX_RANKS, PROFILE
 from taccl.profiles.topology import Topology
 from taccl.profiles.yaml_reader import parse, read_text, shorten
-
-from taccl.errors import InvalidInput, UsageError
 
 
 @dataclass(frozen=True, slots=True)
