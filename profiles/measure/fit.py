@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
 from taccl.profiles.measure.probe import Trial
 
 Array = NDArray[np.floating[Any]]
@@ -74,6 +75,10 @@ def fit_link(points: Sequence[Point], samples: int) -> LinkFit:
         alpha = max(0.0, first.value["alpha"])
         occupancy = _between(first.value.get("occupancy", alpha), alpha)
         second = _regress(large, ["beta", "offset"], {"alpha": alpha, "occupancy": occupancy})
+        if sizes == 1:  # now that beta is known, take the few bytes of the small messages out of alpha
+            first = _regress(small, ["alpha", "occupancy"], {"beta": max(0.0, second.value["beta"])})
+            alpha = max(0.0, first.value["alpha"])
+            occupancy = _between(first.value.get("occupancy", alpha), alpha)
     else:
         first = second = _regress(points, ["alpha", "beta", "occupancy"], {})
         alpha = max(0.0, first.value["alpha"])
@@ -142,7 +147,7 @@ def _regress(points: Sequence[Point], names: Sequence[str], known: Mapping[str, 
         root = np.sqrt(weights)
         before = solution
         solution = np.linalg.lstsq(scaled * root[:, None], target * root, rcond=None)[0]
-        if np.allclose(solution, before, rtol=1e-9, atol=0):
+        if _settled(solution, before, 1e-7):
             break
     squares = float((weights * (target - scaled @ solution) ** 2).sum())
     kept = float(weights.sum())
@@ -160,10 +165,17 @@ def _regress(points: Sequence[Point], names: Sequence[str], known: Mapping[str, 
 def _least_absolute(scaled: Array, target: Array) -> Array:
     """A start that outliers do not pull: least absolute deviations by iterated reweighting."""
     solution = np.linalg.lstsq(scaled, target, rcond=None)[0]
-    for _ in range(100):
+    for _ in range(30):
+        before = solution
         root = 1 / np.sqrt(np.maximum(np.abs(target - scaled @ solution), 1e-7))
         solution = np.linalg.lstsq(scaled * root[:, None], target * root, rcond=None)[0]
+        if _settled(solution, before, 1e-4):
+            break
     return solution
+
+
+def _settled(solution: Array, before: Array, tolerance: float) -> bool:
+    return bool(np.abs(solution - before).max() <= tolerance * np.abs(solution).max())
 
 
 def _moved(trial: Trial) -> int:
@@ -173,6 +185,17 @@ def _moved(trial: Trial) -> int:
 
 def _between(value: float, most: float) -> float:
     return min(most, max(0.0, value))
+
+
+def rough_link(points: Sequence[Point]) -> tuple[float, float]:
+    """(alpha us, beta us/MB) at a glance, from few points: to see how much measurements differ."""
+    alpha = min(p.time_us / (2 * p.trial.acks) for p in points if p.trial.messages == 1)
+    ordered = sorted(
+        (p for p in points if p.trial.acks == p.trial.messages == 1), key=lambda p: p.trial.bytes
+    )
+    low, high = ordered[-2] if len(ordered) == 2 else ordered[-3], ordered[-1]
+    slope = (high.time_us - low.time_us) / (high.trial.bytes - low.trial.bytes)
+    return alpha, slope * 1e6
 
 
 def interval95(values: Sequence[float]) -> float:

@@ -14,10 +14,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from taccl.profiles.measure.buffers import Buffers
-from taccl.profiles.measure.probe import Probe, Times, Trial
 
 from taccl.errors import EnvironmentProblem
+from taccl.profiles.measure.buffers import Buffers
+from taccl.profiles.measure.probe import Probe, Times, Trial
 
 _COMMAND, _RESULT, _DATA, _ACK, _GATE = 1, 2, 3, 4, 5  # tags
 _SIGN_OF_LIFE = "-"  # rank 0 is alive, though it has nothing to do for this rank

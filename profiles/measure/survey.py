@@ -10,10 +10,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
+
 from taccl.profiles.measure.boundary import Partition, by_name, find_nodes
 from taccl.profiles.measure.classes import LinkClass, classify, pool
 from taccl.profiles.measure.contention import FoundPort, find_ports
-from taccl.profiles.measure.fit import LinkFit, Point, fit_link, interval95
+from taccl.profiles.measure.fit import LinkFit, Point, fit_link, interval95, rough_link
 from taccl.profiles.measure.probe import (
     TINY_BYTES,
     Probe,
@@ -293,9 +294,9 @@ def _combine(sweeps: Sequence[Sequence[Point]], samples: int) -> LinkFit:
     """
     best = [Point(same[0].trial, min(point.time_us for point in same)) for same in zip(*sweeps, strict=True)]
     fit = fit_link(best, samples)
-    single = [fit_link(points, samples) for points in sweeps]
+    alphas, betas = zip(*(rough_link(points) for points in sweeps), strict=True)
     return replace(
         fit,
-        alpha_ci_us=max(fit.alpha_ci_us, interval95([one.alpha_us for one in single])),
-        beta_ci_us_per_mb=max(fit.beta_ci_us_per_mb, interval95([one.beta_us_per_mb for one in single])),
+        alpha_ci_us=max(fit.alpha_ci_us, interval95(alphas)),
+        beta_ci_us_per_mb=max(fit.beta_ci_us_per_mb, interval95(betas)),
     )
