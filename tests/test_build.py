@@ -1,0 +1,323 @@
+"""taccl synth and taccl build: files that are proven, made only when stale, and the same bytes every time."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from taccl.build_plan import MANIFEST
+from taccl.cli import cli
+from taccl.cluster_file import read_cluster, size_name
+from taccl.errors import InvalidInput
+from taccl.synth.collective_file import read_collective
+from taccl.synth.msccl_xml import read_xml
+from taccl.synth.verify import is_correct, verify
+
+CLUSTER = """\
+schema: taccl/cluster/v1
+topology: ring:4
+output: out
+engine: ring
+collectives:
+  - collective: allgather
+    sizes: [1KB, 1MB]
+  - collective: reduce
+    sizes: [64KiB]
+    root: 2
+"""
+
+
+def taccl(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, list(arguments))
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Path:
+    path = tmp_path / "cluster.yaml"
+    path.write_text(CLUSTER)
+    return path
+
+
+def contents(folder: Path) -> dict[str, tuple[bytes, int]]:
+    return {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in sorted(folder.iterdir())}
+
+
+# --- synth ---------------------------------------------------------------------------------------------------
+
+
+def test_synth_writes_what_verifies(tmp_path: Path) -> None:
+    target = tmp_path / "ag.xml"
+    result = taccl("synth", "-t", "ring:4", "-c", "allgather", "--size", "1MB", "-o", str(target), "--json",
+                   "--time-limit", "5s")  # fmt: skip
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert found["schema"] == "taccl/synth/v1"
+    assert {"collective", "size_bytes", "ranks", "time_us", "lower_bound_us", "gap", "solver_bound_us", "status",
+            "engine", "solve_s", "verified", "path", "provenance"} <= set(found)  # fmt: skip
+    assert found["lower_bound_us"] <= found["solver_bound_us"] <= found["time_us"] == found["simulated_us"]
+    assert is_correct(verify(read_xml(target.read_text(), str(target)), strict=True))
+
+
+def test_synth_same_request_same_bytes(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        for suffix in (".xml", ".json"):
+            result = taccl("synth", "-t", "ring:4", "-c", "allreduce", "--size", "64KB", "--engine", "greedy",
+                           "-o", str(tmp_path / (name + suffix)))  # fmt: skip
+            assert result.exit_code == 0, result.output
+    assert (tmp_path / "a.xml").read_bytes() == (tmp_path / "b.xml").read_bytes()
+    assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
+
+
+def test_synth_check_up_to_date(tmp_path: Path) -> None:
+    target = tmp_path / "ag.xml"
+    line = [
+        "synth",
+        "-t",
+        "ring:4",
+        "-c",
+        "allgather",
+        "--size",
+        "1KB",
+        "--engine",
+        "ring",
+        "-o",
+        str(target),
+    ]
+    assert taccl(*line).exit_code == 0
+    assert taccl(*line, "--check-up-to-date").exit_code == 0
+    before = target.read_bytes()
+    result = taccl(*line, "--check-up-to-date", "--size", "1MB", "--partition", "2")
+    assert result.exit_code == 1 and "is stale" in result.stderr
+    assert target.read_bytes() == before
+    assert taccl(*line[:-1], str(tmp_path / "none.xml"), "--check-up-to-date").exit_code == 3
+
+
+def test_synth_to_stdout_keeps_the_table_off_it() -> None:
+    result = taccl("synth", "-t", "ring:4", "-c", "broadcast", "--size", "1KB", "--engine", "ring", "-o", "-")
+    assert result.exit_code == 0 and "lower bound" in result.stderr
+    assert is_correct(verify(read_xml(result.stdout), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("added", "code", "message"),
+    [
+        (["-o", "x.yaml"], 2, "must be .xml (program) or .json"),
+        (["-o", "-", "--json"], 2, "both want stdout"),
+        (["--demand", "0,1;1,0"], 2, "--demand is for --collective alltoallv"),
+        (["--pre-post", "x"], 2, "--pre-post is for --collective custom"),
+        (["--check-up-to-date"], 2, "needs -o FILE"),
+        (["--engine", "hierarchical"], 4, "at least two nodes"),
+        (["--sketch", "no-such-sketch"], 2, "no-such-sketch"),
+        (["--topology", "no-such-topology"], 2, "no-such-topology"),
+        (["--topology", "./no-such-file.yaml"], 3, "no-such-file.yaml"),
+        (["--size", "0"], 2, "whole number of bytes"),
+        (["--target-gap", "200%"], 2, "from 0 to 1"),
+        (["--root", "9"], 2, "root"),
+    ],
+)
+def test_synth_refuses(added: list[str], code: int, message: str) -> None:
+    result = taccl("synth", "-t", "ring:4", "-c", "broadcast", "--size", "1KB", *added)
+    assert result.exit_code == code, result.output
+    assert message in result.stderr and "Traceback" not in result.output
+
+
+def test_synth_needs_a_size() -> None:
+    result = taccl("synth", "-t", "ring:4", "-c", "allgather")
+    assert result.exit_code == 2 and "--size is needed" in result.stderr
+
+
+def test_synth_alltoallv_sendrecv_custom(tmp_path: Path) -> None:
+    own = tmp_path / "own.yaml"
+    own.write_text(
+        "schema: taccl/collective/v1\nranks: 4\nchunks:\n"
+        "  - sources: [[0, 0]]\n    destinations: [[1, 0], [2, 0]]\n"
+        "  - sources: [[3, 0]]\n    destinations: [[2, 1]]\n"
+    )
+    demand = tmp_path / "demand.txt"
+    demand.write_text("# from rank i to rank j\n0 2 0 0\n0 0 1 0\n0 0 0 1\n3 0 0 0\n")
+    common = ["synth", "-t", "ring:4", "--size", "1MB", "--time-limit", "3", "--json"]
+    for added in (
+        ["-c", "custom", "--pre-post", str(own)],
+        ["-c", "alltoallv", "--demand", str(demand)],
+        ["-c", "alltoallv", "--demand", "0,1,0,0;0,0,1,0;0,0,0,1;1,0,0,0"],
+        ["-c", "sendrecv", "--pairs", "0-2,2-0"],
+    ):
+        result = taccl(*common, *added)
+        assert result.exit_code == 0, result.output
+        assert json.loads(result.stdout)["verified"] is True
+
+
+@pytest.mark.parametrize("given_demand", ["1,2", "0,1;1", "a,b;c,d", "0,-1;1,0"])
+def test_bad_demand(given_demand: str) -> None:
+    result = taccl("synth", "-t", "ring:2", "-c", "alltoallv", "--size", "1", "--demand", given_demand)
+    assert result.exit_code in (2, 3) and "Traceback" not in result.output
+
+
+def test_ctrl_c_keeps_the_best(tmp_path: Path) -> None:
+    target = tmp_path / "ar.xml"
+    line = [sys.executable, "-m", "taccl", "synth", "-t", "ndv2:1", "-c", "allreduce", "--size", "16MB",
+            "--time-limit", "100", "-o", str(target)]  # fmt: skip
+    running = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    time.sleep(8)
+    assert running.poll() is None
+    running.send_signal(signal.SIGINT)
+    out, err = running.communicate(timeout=100)
+    assert running.returncode == 130, err
+    assert f"the best algorithm found so far was written to {target}" in err and "lower bound" in out
+    assert is_correct(verify(read_xml(target.read_text()), strict=True))
+
+
+# --- collectives of one's own ---------------------------------------------------------------------------------
+
+
+def test_collective_file_errors_have_places() -> None:
+    text = (
+        "schema: taccl/collective/v1\nranks: 2\nchunks:\n"
+        "  - sources: [[0, 0], [0, 1]]\n    destinations: [[5, 0]]\n"
+        "  - sources: [[1, 0]]\n    destinations: [[1, 0]]\n"
+        "  - sources: [[1, 1]]\n    destinations: [[1, 0]]\n"
+    )
+    with pytest.raises(InvalidInput) as caught:
+        read_collective(text, "own.yaml")
+    assert [(d.line, d.column, d.code) for d in caught.value.diagnostics] == [
+        (4, 23, "C002"), (5, 20, "C001"), (9, 19, "C003"),
+    ]  # fmt: skip
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.text(max_size=200) | st.binary(max_size=100).map(lambda b: b.decode("latin-1")))
+def test_any_text_is_read_or_refused(text: str) -> None:
+    for prefix in ("", "schema: taccl/collective/v1\nranks: 2\nchunks:\n  - "):
+        try:
+            read_collective(prefix + text, "fuzz.yaml").check()
+        except InvalidInput as error:
+            assert error.diagnostics
+
+
+# --- build ----------------------------------------------------------------------------------------------------
+
+
+def test_build_makes_checks_and_leaves_alone(cluster: Path) -> None:
+    out = cluster.parent / "out"
+    assert taccl("build", str(cluster), "--check").exit_code == 1
+    assert not out.exists()
+    result = taccl("build", str(cluster), "--json")
+    assert result.exit_code == 0, result.output
+    assert [row["state"] for row in json.loads(result.stdout)["algorithms"]] == ["made"] * 3
+    before = contents(out)
+    assert set(before) == {"allgather-1KB.xml", "allgather-1MB.xml", "reduce-64KiB.xml", MANIFEST}
+    assert taccl("build", str(cluster)).exit_code == 0
+    assert taccl("build", str(cluster), "--check").exit_code == 0
+    assert contents(out) == before
+
+
+def test_build_ranges_meet(cluster: Path) -> None:
+    assert taccl("build", str(cluster)).exit_code == 0
+    out = cluster.parent / "out"
+    small = read_xml((out / "allgather-1KB.xml").read_bytes())
+    large = read_xml((out / "allgather-1MB.xml").read_bytes())
+    assert small.min_bytes == 0 and small.max_bytes + 1 == large.min_bytes
+    assert 1000 < small.max_bytes < 10**6
+
+
+def test_build_remakes_only_what_changed(cluster: Path) -> None:
+    out = cluster.parent / "out"
+    assert taccl("build", str(cluster)).exit_code == 0
+    before = contents(out)
+    (out / "allgather-1KB.xml").write_text("edited")
+    result = taccl("build", str(cluster), "--check")
+    assert result.exit_code == 1 and "allgather-1KB.xml was edited" in result.stderr
+    assert taccl("build", str(cluster)).exit_code == 0
+    after = contents(out)
+    assert {name: data for name, (data, _) in after.items()} == {
+        name: data for name, (data, _) in before.items()
+    }
+    assert after["allgather-1MB.xml"] == before["allgather-1MB.xml"]
+    cluster.write_text(CLUSTER.replace("    root: 2\n", "    root: 1\n"))
+    result = taccl("build", str(cluster), "--json")
+    states = {row["name"]: row["state"] for row in json.loads(result.stdout)["algorithms"]}
+    assert states == {"allgather-1KB": "up to date", "allgather-1MB": "up to date", "reduce-64KiB": "made"}
+
+
+def test_build_removes_what_is_no_longer_wanted(cluster: Path) -> None:
+    out = cluster.parent / "out"
+    assert taccl("build", str(cluster)).exit_code == 0
+    (out / "mine.xml").write_text("not ours")
+    cluster.write_text(CLUSTER.replace("[1KB, 1MB]", "[1MB]"))
+    assert taccl("build", str(cluster), "--check").exit_code == 1
+    assert taccl("build", str(cluster)).exit_code == 0
+    assert set(contents(out)) == {"allgather-1MB.xml", "reduce-64KiB.xml", "mine.xml", MANIFEST}
+
+
+def test_build_goes_on_after_a_failure(cluster: Path) -> None:
+    cluster.write_text(CLUSTER.replace("engine: ring", "engine: hierarchical"))
+    result = taccl("build", str(cluster))
+    assert result.exit_code == 4 and result.stderr.count("at least two nodes") == 3
+    assert taccl("build", str(cluster), "--check").exit_code == 1
+
+
+def test_cluster_file_errors_come_together(cluster: Path) -> None:
+    cluster.write_text(
+        CLUSTER.replace("engine: ring", "engin: ring").replace("root: 2", "root: -2").replace("1MB", "1MX")
+    )
+    result = taccl("build", str(cluster))
+    assert result.exit_code == 3
+    assert result.stderr.count("error[") == 3 and f"{cluster}:4:1" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "code"),
+    [
+        ("output: out", 'output: out\nname: "{colour}"', "B001"),
+        ("output: out", 'output: out\nname: "a/{size}"', "B002"),
+        ("output: out", 'output: out\nname: "{collective}"', "B003"),
+        ("[1KB, 1MB]", "[1KB, 1000]", "B004"),
+        ("[1KB, 1MB]", "[1.5]", "B004"),
+    ],
+)
+def test_cluster_file_rules(cluster: Path, old: str, new: str, code: str) -> None:
+    cluster.write_text(CLUSTER.replace(old, new))
+    with pytest.raises(InvalidInput) as caught:
+        read_cluster(str(cluster))
+    assert {d.code for d in caught.value.diagnostics} == {code}
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"schema": 1, "algorithms": {}}', "{" * 5000, '{"algorithms": [1]}']
+)
+def test_damaged_manifest(cluster: Path, text: str) -> None:
+    out = cluster.parent / "out"
+    out.mkdir()
+    (out / MANIFEST).write_text(text)
+    result = taccl("build", str(cluster))
+    assert result.exit_code == 3 and "delete it to build everything anew" in result.stderr
+
+
+def test_doctored_manifest_deletes_nothing_elsewhere(cluster: Path) -> None:
+    assert taccl("build", str(cluster)).exit_code == 0
+    precious = cluster.parent / "precious"
+    precious.write_text("x")
+    path = cluster.parent / "out" / MANIFEST
+    found = json.loads(path.read_text())
+    digest = "2d711642b726b04401627ca9fbac32f5c8530fb1903cc4db02258717921a4881"  # sha256 of "x"
+    found["algorithms"]["old"] = {"inputs": "", "files": {"../precious": digest}, "time_us": 1.0}
+    path.write_text(json.dumps(found))
+    assert taccl("build", str(cluster)).exit_code == 0
+    assert precious.exists()
+
+
+@pytest.mark.parametrize(
+    ("size", "name"),
+    [(10**6, "1MB"), (2**20, "1MiB"), (1024, "1KiB"), (1000, "1KB"), (1, "1B"), (1500, "1500B")],
+)
+def test_size_names(size: int, name: str) -> None:
+    assert size_name(size) == name

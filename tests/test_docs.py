@@ -1,0 +1,68 @@
+"""The documents: the reference is that of the commands, links lead somewhere, examples exist."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from taccl.cli import COMMANDS, load_command
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted([ROOT / "README.md", *ROOT.glob("docs/**/*.md")])
+
+
+def test_command_reference_is_up_to_date() -> None:
+    spec = importlib.util.spec_from_file_location("reference", ROOT / "docs" / "commands.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert (ROOT / "docs" / "commands.md").read_text() == module.reference(), "run: make docs"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
+        if not target.startswith(("http://", "https://")):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_decisions_are_numbered_without_gaps() -> None:
+    pages = sorted((ROOT / "docs" / "decisions").glob("*.md"))
+    for number, page in enumerate(pages, 1):
+        assert page.name.startswith(f"{number:04d}-")
+        assert page.read_text().startswith(f"# {number}. ")
+
+
+def shown_commands() -> Iterator[tuple[str, list[str]]]:
+    """(page, arguments) of every line in README and the docs that calls taccl."""
+    for page in PAGES:
+        if page.name == "commands.md":
+            continue
+        for line in page.read_text().splitlines():
+            found = re.fullmatch(r"(?:\$ )?(?:mpiexec (?:-n \S+ )?)?taccl ((?:[a-z]+)(?: .*)?)", line.strip())
+            if found and line.startswith((" ", "$")):
+                yield page.name, shlex.split(found[1], comments=True)
+
+
+@pytest.mark.parametrize(("page", "arguments"), list(shown_commands()), ids=lambda value: str(value)[:60])
+def test_shown_commands_exist(page: str, arguments: list[str]) -> None:
+    assert arguments[0] in COMMANDS
+    command, rest = load_command(arguments[0]), arguments[1:]
+    if isinstance(command, click.Group):
+        found = command.get_command(click.Context(command), rest[0])
+        assert found is not None, f"{page}: taccl {arguments[0]} {rest[0]}"
+        command, rest = found, rest[1:]
+    known = {flag for option in command.params for flag in (*option.opts, *option.secondary_opts)}
+    for word in rest:
+        if word.startswith("-") and word != "-":
+            assert word.partition("=")[0] in known, f"{page}: {word} of taccl {arguments[0]}"
+
+
+def test_examples_are_found() -> None:
+    assert len(list(shown_commands())) >= 10
