@@ -20,7 +20,7 @@ from taccl.errors import TacclError
 # Command -> (module in taccl.commands, one line of help). The help stands here so that `taccl --help` imports
 # no command; a test compares it with the commands' own.
 COMMANDS = {
-    "profile": ("profile", "Measure the links between the ranks of this job (under mpiexec)."),
+    "profile": ("profile", "Measure the links between ranks: latency, bandwidth, and what they share."),
     "import": ("import_", "Turn another tool's description of a machine into a profile."),
     "library": ("library", "List the bundled profiles."),
     "sketch": ("sketch", "Check a sketch, or suggest one for a topology."),
@@ -45,6 +45,7 @@ EXIT_CODES = {
     5: "no solution within the time limit",
     6: "the environment lacks something: MPI, a GPU, a library, disk space, a right",
     70: "a bug in taccl; TACCL_DEBUG=1 prints the traceback",
+    86: "a job was ended: a rank stalled, failed, left, or runs another program",
     130: "interrupted; the best algorithm found so far was kept when there was one",
     141: "the reader of the output went away",
 }
@@ -162,7 +163,8 @@ def say(message: str, colour: str = "red") -> None:
     cls=LazyGroup,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     epilog="Results go to stdout, progress and messages to stderr. Exit codes: 0 ok, 1 a check failed, "
-    "2 usage, 3 bad input file, 4 infeasible, 5 no solution in time, 6 environment, 130 interrupted.",
+    "2 usage, 3 bad input file, 4 infeasible, 5 no solution in time, 6 environment, 86 job ended, "
+    "130 interrupted.",
 )
 @click.version_option(__version__, prog_name="taccl")
 def cli() -> None:
