@@ -54,6 +54,7 @@ class Settings:
     device: str  # "host" | "cuda"
     transport: str  # "mpi" | "mpi-cuda" | "staged-mpi"
     reference: bool
+    deadline_s: float | None = None  # without progress; None: `patience_s` of the size
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +119,12 @@ def measure(
                 )  # fmt: skip
 
 
+def patience_s(size_bytes: int) -> float:
+    """How long a run of this size may be without progress: long enough for one message of all of it over a
+    link of 5 MB/s."""
+    return max(30.0, size_bytes / 5e6)
+
+
 def wire_bytes(program: Program, shape: Layout, dtype: DType) -> int:
     """Bytes that all ranks together send in one run."""
     chunks = sum(s.count for g in program.gpus for tb in g.threadblocks for s in tb.steps if s.kind in SENDS)
@@ -128,6 +135,8 @@ def _measure_mode(
     job: Job, compiled: Compiled, shape: Layout, dtype: DType, op: str | None, settings: Settings
 ) -> Measurement:
     collective, inplace = compiled.collective, compiled.inplace
+    if settings.deadline_s is None:
+        job.watchdog.deadline_s = patience_s(shape.elements * dtype.bytes)
     if shape.block_elements == 0:  # the size is smaller than one element a block: nothing to move
         return Measurement(Timing(0.0, 0.0, 0.0), 0 if settings.checks else None, 0, 0.0, None)
     job.together("the check of memory", lambda: _check_memory(job, compiled, shape, dtype, settings))

@@ -189,8 +189,8 @@ class Watchdog:
 
     def __init__(self, MPI: Any, deadline_s: float, board: Board) -> None:
         self.beats = 0
+        self.deadline_s = deadline_s
         self._mpi = MPI
-        self._deadline_s = deadline_s
         self._board = board
         self._doing: str | Waiter | None = None
         self._stop = threading.Event()
@@ -211,12 +211,12 @@ class Watchdog:
     def _watch(self) -> None:
         seen, since = self.beats, time.monotonic()
         # A tick well below the deadline, so that the job ends soon after it.
-        while not self._stop.wait(min(0.1, self._deadline_s / 10)):
+        while not self._stop.wait(min(0.1, self.deadline_s / 10)):
             now = time.monotonic()
             self._board.sign(now, self._doing is not None)
             if self.beats != seen or self._doing is None:
                 seen, since = self.beats, now
-            elif now - since > self._deadline_s:
+            elif now - since > self.deadline_s:
                 if self._board.claim():
                     self._report()
                 abort(self._mpi, JOB_FAILED)
@@ -226,7 +226,7 @@ class Watchdog:
         text = doing if isinstance(doing, str) else doing.describe() if doing is not None else "it waits"
         silent = self._board.silent(time.monotonic())
         say(
-            f"taccl: rank {self._rank} made no progress for {self._deadline_s:g} s: {text}; "
+            f"taccl: rank {self._rank} made no progress for {self.deadline_s:g} s: {text}; "
             + "".join(f"{line}; " for line in silent)
             + "the job is ended"
         )

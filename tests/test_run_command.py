@@ -13,7 +13,7 @@ from mpi_jobs import launch, messages, needs_mpi, taccl
 
 from taccl.commands.run import Size, command
 from taccl.runtime import table
-from taccl.runtime.bench import Measurement, Row, Timing
+from taccl.runtime.bench import Measurement, Row, Timing, patience_s
 from taccl.runtime.dtypes import DTYPES
 from taccl.synth.msccl_xml import write_xml
 
@@ -224,6 +224,13 @@ def test_custom_collective_from_a_file(saved, tmp_path):
 
 @pytest.mark.mpi
 @mpi
+def test_help_is_printed_once():
+    ended = taccl(3, "run", "--help")
+    assert ended.code == 0 and ended.out.count("Execute a program on real ranks") == 1
+
+
+@pytest.mark.mpi
+@mpi
 def test_verbose_names_the_transport_of_every_rank(saved):
     ended = taccl(2, "run", saved(programs.ring_allgather(2)), "-b", "1K", "-e", "1K", *FAST, "-v", "-c", "0")
     assert ended.code == 0
@@ -284,6 +291,10 @@ def test_table_has_the_columns_of_nccl_tests():
     wide = table.header(reference=True, predicted=True)
     long = table.line(row, "allreduce", 8, True, 5.0)
     assert len(long) == max(map(len, wide)) and long.endswith("5.00")
+
+
+def test_patience_grows_with_the_size():
+    assert [patience_s(size) for size in (1, 150 * 10**6, 10**9)] == [30.0, 30.0, 200.0]
 
 
 def test_microseconds_keep_seven_columns():

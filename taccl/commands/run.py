@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import sys
 from collections.abc import Callable
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from taccl.synth.program import Program
 
 TRANSPORTS = ("auto", "mpi", "mpi-cuda", "staged-mpi")
+DEADLINE_S = 30.0  # default; see bench.patience_s
 MAX_ROWS = 100_000  # sizes of one run
 UNITS = {
     "": 1, "B": 1,
@@ -52,16 +55,13 @@ class RankedCommand(click.Command):
         """As in click; other ranks leave silently with the exit code."""
         from taccl.runtime.mpi import launcher
 
-        try:
+        if launcher().rank == 0:
             return super().make_context(*args, **kwargs)
-        except click.ClickException as error:
-            if launcher().rank:
-                raise SystemExit(error.exit_code) from None
-            raise
-        except click.exceptions.Exit as leaving:  # --help
-            if launcher().rank:
-                raise SystemExit(leaving.exit_code) from None
-            raise
+        try:
+            with contextlib.redirect_stdout(io.StringIO()):  # --help
+                return super().make_context(*args, **kwargs)
+        except (click.ClickException, click.exceptions.Exit) as leaving:
+            raise SystemExit(leaving.exit_code) from None
 
 
 @click.command(cls=RankedCommand)
@@ -120,11 +120,10 @@ class RankedCommand(click.Command):
 )
 @click.option(
     "--deadline",
-    type=click.FloatRange(0.1),
-    default=30.0,
-    show_default=True,
+    type=click.FloatRange(0.1, 10**6),
     metavar="S",
-    help="Seconds without progress after which the job is ended.",
+    help="Seconds without progress after which the job is ended. Default: 30, or a second for each 5 MB of the "
+    "size where that is longer.",
 )
 @click.option(
     "--reference/--no-reference", default=True, show_default=True, help="Time MPI's own collective beside it."
@@ -148,7 +147,7 @@ def command(ctx: click.Context, /, **options: Any) -> None:
 
     if options["nccl_root"] is not None:
         options["root"] = options["nccl_root"]
-    with Job(options["deadline"]) as job:
+    with Job(options["deadline"] or DEADLINE_S) as job:
         wrong = _run(job, options)
         if wrong:
             job.leave(1)
@@ -238,6 +237,7 @@ def _prepare(
         sizes_bytes=sizes, dtypes=dtypes, ops=ops, modes=_modes(options, program, collective),
         iterations=options["iters"], warmup=options["warmup"], checks=options["checks"], device=device,
         transport=_transport(options["transport"], device), reference=options["reference"],
+        deadline_s=options["deadline"],
     )  # fmt: skip
     return program, collective, settings, order, topology
 
