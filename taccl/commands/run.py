@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from taccl.errors import EnvironmentProblem, InvalidInput, UsageError
+from taccl.errors import Diagnostic, EnvironmentProblem, InvalidInput, UsageError
 from taccl.program_file import collective_options
 
 if TYPE_CHECKING:
@@ -209,11 +209,12 @@ def _prepare(
 
     sizes = _sizes(options)
     dtypes = tuple(select_dtypes(options["dtype"]))
-    topology = None if options["topology"] is None else load_topology(options["topology"])
     try:
+        topology = None if options["topology"] is None else load_topology(options["topology"])
         opened = open_program(options["file"], topology, options)
     except OSError as error:
-        raise InvalidInput(f"{options['file']}: {error.strerror or error}") from error
+        place = str(error.filename or options["file"])
+        raise InvalidInput([Diagnostic(place, 0, 0, "R100", error.strerror or str(error))]) from error
     program, collective = opened.program, opened.collective
     if job.ranks != program.ranks:
         raise UsageError(
