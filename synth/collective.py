@@ -153,6 +153,32 @@ def build(
     )  # fmt: skip
 
 
+def refined(collective: Collective, parts: int) -> Collective:
+    """The same collective with every chunk c cut into the chunks c * parts ... c * parts + parts - 1."""
+
+    def cut(pairs: tuple[tuple[int, int], ...], part: int) -> tuple[tuple[int, int], ...]:
+        return tuple((rank, offset * parts + part) for rank, offset in pairs)
+
+    return Collective(
+        collective.name,
+        collective.ranks,
+        tuple(
+            Chunk(cut(chunk.sources, part), cut(chunk.destinations, part))
+            for chunk in collective.chunks
+            for part in range(parts)
+        ),
+        collective.combining,
+        tuple(length * parts for length in collective.input_chunks),
+        tuple(length * parts for length in collective.output_chunks),
+        tuple(
+            None if views is None else (views[0] * parts, views[1] * parts) for views in collective.inplace
+        ),
+        collective.size_chunks * parts,
+        collective.partition * parts,
+        collective.root,
+    )
+
+
 def bus_factor(name: str, ranks: int) -> Fraction:
     """busbw = algbw * this (nccl-tests, doc/PERFORMANCE.md)."""
     n = ranks

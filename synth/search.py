@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from taccl.profiles.topology import Topology, reverse
 from taccl.sketches.restrictions import Permutation, Restrictions
 from taccl.synth.candidates import Candidate, best_timing, obeys
-from taccl.synth.collective import Collective
+from taccl.synth.collective import Collective, refined
 from taccl.synth.engines.greedy import greedy, tastes
 from taccl.synth.improve import improve
 from taccl.synth.models.messages import solve_messages
@@ -51,6 +51,7 @@ class Search:
     budget_s: float
     report: Callable[[str, int | None], None]  # (stage, best time in fs)
     should_stop: Callable[[], bool]
+    fixed_partition: bool = False  # the author chose the chunking
     began: float = field(default_factory=time.monotonic)
     best: Candidate | None = None
     best_of: dict[int, Candidate] = field(default_factory=dict)  # by partition
@@ -111,16 +112,12 @@ class Search:
 
     def pipeline(self, candidate: Candidate, engine: str) -> None:
         """Cut every chunk of a candidate finer and keep its routes, as long as that pays."""
-        if any(t.after is not None for t in candidate.transfers):
+        if self.fixed_partition or any(t.after is not None for t in candidate.transfers):
             return
         parts, last = 2, candidate.time_fs
         while len(candidate.transfers) * parts <= MOST_MESSAGES and not self.finished():
-            finer = problem(
-                self.topology,
-                self.build(candidate.collective.partition * parts),
-                self.size_bytes,
-                self.restrictions,
-            )
+            cut = refined(candidate.collective, parts)
+            finer = problem(self.topology, cut, self.size_bytes, self.restrictions)
             times = []
             for by_part in (True, False):
                 split = refine(candidate.transfers, parts, finer.collective, by_part)

@@ -109,11 +109,12 @@ def synthesise(
         budget_s=request.time_limit_s,
         report=report,
         should_stop=should_stop or (lambda: False),
+        fixed_partition=wanted is not None or request.custom is not None,
     )
     ladder = [wanted] if wanted else _ladder(request, make)
     _seeds(search, request, ladder)
     if request.engine in ("auto", "cp-sat"):
-        _models(search, request, ladder, refine=wanted is None)
+        _models(search, request, ladder)
     best = search.best
     if best is None:
         if should_stop and should_stop():
@@ -230,15 +231,13 @@ def _seeds(search: Search, request: Request, ladder: list[int]) -> None:
                     request.topology, p.collective, request.size_bytes, request.restrictions, 2, request.seed
                 ):
                     search.offer("greedy", p, transfers)
-    if request.partition or request.restrictions.partition or request.custom is not None:
-        return
     ranked = sorted(search.best_of.values(), key=lambda c: (c.time_fs, c.collective.partition))
     for candidate in ranked[:3]:
         if not search.finished():
             search.pipeline(candidate, candidate.engine)
 
 
-def _models(search: Search, request: Request, ladder: list[int], refine: bool) -> None:
+def _models(search: Search, request: Request, ladder: list[int]) -> None:
     """CP-SAT and local search, the best chunkings first.
 
     Where a chunk's transit outweighs alpha: packed trees and their pipeline, then timed trees. Where alpha
@@ -265,7 +264,7 @@ def _models(search: Search, request: Request, ladder: list[int], refine: bool) -
             if search.finished():
                 return
             stage()
-    if refine and search.best and not search.finished():
+    if search.best and not search.finished():
         search.pipeline(search.best, search.best.engine)
 
 
