@@ -12,6 +12,7 @@ from taccl.profiles.measure.classes import classify
 from taccl.profiles.measure.fit import LinkFit, Point, fit_link, interval95
 from taccl.profiles.measure.probe import Trial, in_sequence, one_message, posted_together
 
+
 def trials(alpha: float, beta: float) -> list[Trial]:
     """Small messages, and large ones whose bytes cost more than their latency: else no beta can be seen."""
     chunk = max(32768, int(2e6 * alpha / beta))
@@ -80,7 +81,7 @@ def test_noise_and_outliers_move_the_link_by_a_few_percent(
     assert fit.beta_us_per_mb == pytest.approx(beta, rel=0.05)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=6)
 @given(st.integers(0, 10_000))
 def test_intervals_hold_the_truth_about_as_often_as_they_say(seed: int) -> None:
     held = 0

@@ -44,7 +44,7 @@ class FoundPort:
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
-    slowdown: float  # of all flows together against the slowest alone
+    slowdown: float  # transfer time of all flows together against that of each alone
     beta_us_per_mb: float  # of a port that all flows would share
     expected: float  # slowdown that the ports known so far explain
 
@@ -75,15 +75,11 @@ class _Bench:
         cores = dict(zip(self._prober.hosts, self._prober.cores, strict=True))
         return all(count <= cores[host] for host, count in busy.items())
 
-    def contend(self, flows: Sequence[Flow], node: int) -> _Outcome:
-        """The flows together, against each alone.
-
-        Only ports of `node` count as known: with two nodes the way out of one is the way into the other, and
-        both ends are to get their port.
-        """
+    def contend(self, flows: Sequence[Flow], known: Sequence[FoundPort]) -> _Outcome:
+        """The flows together, against each alone, and what the known ports explain of that."""
         # Equal times alone: the slowest flow's largest message sets the time, none exceeds its own largest.
-        time = min(self.beta(flow) * self._largest[flow] for flow in flows)  # us/MB x bytes
-        sizes = [max(1024, int(time / self.beta(flow))) for flow in flows]
+        time = min(self.beta(flow) * self._largest[flow] / 1e6 for flow in flows)
+        sizes = [max(1024, int(time / self.beta(flow) * 1e6)) for flow in flows]
         alone = [self._alone(flow, size) for flow, size in zip(flows, sizes, strict=True)]
         together = self._run(flows, sizes)
         # What is not transfer: latencies, replies, the start and the end that all must hear of.
@@ -91,27 +87,27 @@ class _Bench:
             t - self.beta(flow) * size / 1e6 for t, flow, size in zip(alone, flows, sizes, strict=True)
         )
         return _Outcome(
-            slowdown=together / max(alone),
+            slowdown=(together - rest) / time,
             beta_us_per_mb=max(together - rest, 1e-3) / sum(sizes) * 1e6,
-            expected=self._expected(flows, sizes, time, node),
+            expected=_explained(known, flows, sizes, time),
         )
 
-    def shares(self, flows: Sequence[Flow], node: int) -> _Outcome | None:
+    def shares(self, flows: Sequence[Flow], known: Sequence[FoundPort]) -> _Outcome | None:
         """The outcome when the flows disturb each other more than the known ports explain."""
         outcomes = []
         for _ in range(_CONFIRM):  # a disturbance by other work rarely comes every time
-            outcomes.append(self.contend(flows, node))
+            outcomes.append(self.contend(flows, known))
             if outcomes[-1].slowdown < _SHARED * outcomes[-1].expected:
                 return None
         return min(outcomes, key=lambda outcome: outcome.slowdown)
 
-    def _expected(self, flows: Sequence[Flow], sizes: Sequence[int], time: float, node: int) -> float:
-        worst = 1.0
-        for port in (port for port in self.ports if port.node == node):
-            crossing = set(port.links)
-            load = sum(size for flow, size in zip(flows, sizes, strict=True) if flow in crossing)
-            worst = max(worst, port.beta_us_per_mb * load / time)
-        return worst
+    def ports_of(self, node: int) -> list[FoundPort]:
+        """The ports found at a node.
+
+        Only these count as known while the node is looked at: with two nodes the way out of one is the way
+        into the other, and both ends are to get their port.
+        """
+        return [port for port in self.ports if port.node == node]
 
     def _alone(self, flow: Flow, size: int) -> float:
         """The flow's time alone: measured here, or as its fit says where that is less.
@@ -132,6 +128,16 @@ class _Bench:
         return float(typical(times[0, 0, 1:]))
 
 
+def _explained(known: Sequence[FoundPort], flows: Sequence[Flow], sizes: Sequence[int], time: float) -> float:
+    """The slowdown that the busiest of the known ports causes; time: of each flow's transfer alone, in us."""
+    worst = 1.0
+    for port in known:
+        crossing = set(port.links)
+        load = sum(size for flow, size in zip(flows, sizes, strict=True) if flow in crossing)
+        worst = max(worst, port.beta_us_per_mb * load / 1e6 / time)
+    return worst
+
+
 def find_ports(
     prober: Prober,
     nodes: Partition,
@@ -140,18 +146,22 @@ def find_ports(
     repeats: Mapping[Flow, int],
     tell: Callable[[str, int, int], None] = lambda stage, done, of: None,
 ) -> list[FoundPort]:
-    """All shared ports that the probes show, the widest shared first.
+    """All shared ports that the probes show.
 
-    nodes: ranks of each node. fits: of every directed pair. largest, repeats:
-    bytes of the largest message to use on each, and how often.
+    nodes: ranks of each node. fits: of every directed pair. largest, repeats: bytes of the largest message to
+    use on each, and how often.
     """
     bench = _Bench(prober, fits, largest, repeats)
+    ungrouped = []
     for node, ranks in enumerate(nodes):
         tell("ports", node, len(nodes))
         _bus(bench, node, ranks)
         for direction in ("out", "in"):
-            _uplinks(bench, nodes, node, direction)
+            if len(nodes) > 1 and not _uplinks(bench, nodes, node, direction):
+                ungrouped.append((node, direction))
             _rank_ports(bench, nodes, node, direction)
+    for node, direction in ungrouped:
+        _wide_uplink(bench, nodes, node, direction)
     return bench.ports
 
 
@@ -163,7 +173,7 @@ def _bus(bench: _Bench, node: int, ranks: Sequence[int]) -> None:
     flows = [(ranks[2 * k], ranks[2 * k + 1]) for k in range(half)]
     links = tuple((a, b) for a in ranks for b in ranks if a != b)
     for count in sorted({2, half}):
-        found = bench.shares(flows[:count], node)
+        found = bench.shares(flows[:count], bench.ports_of(node))
         if found is not None:
             _add(
                 bench,
@@ -172,65 +182,61 @@ def _bus(bench: _Bench, node: int, ranks: Sequence[int]) -> None:
             return
 
 
-def _uplinks(bench: _Bench, nodes: Partition, node: int, direction: str) -> None:
-    """The ports between a node and the others: which ranks share one, and one that all share."""
+def _uplinks(bench: _Bench, nodes: Partition, node: int, direction: str) -> bool:
+    """The ports between a node and the others that some of its ranks share; whether all its ranks share one."""
     ranks = nodes[node]
-    outside = [rank for other in nodes if other != ranks for rank in other]
-    if not outside:
-        return
+    known = bench.ports_of(node)
     # A rank joins the first group with whose leader it disturbs itself: ranks x groups probes.
     groups: list[list[int]] = []
     for rank in ranks:
         for group in groups:
             flows = _outward(bench, nodes, node, [group[0], rank], direction)
-            if flows and bench.shares(flows, node):
+            if flows and bench.shares(flows, known):
                 group.append(rank)
                 break
         else:
             groups.append([rank])
     shared = [group for group in groups if len(group) > 1]
     for index, group in enumerate(shared):
-        whole = len(group) == len(ranks)
-        name = f"node{node}.uplink" if whole else f"node{node}.nic{index}"
-        _port_of(bench, nodes, node, group, direction, name)
-    if len(groups) > 1:  # a wide way out that only many flows fill
-        _port_of(bench, nodes, node, list(ranks), direction, f"node{node}.uplink", new=True)
+        name = f"node{node}.uplink" if len(groups) == 1 else f"node{node}.nic{index}"
+        found = bench.contend(_outward(bench, nodes, node, group, direction), known)
+        _add_uplink(bench, nodes, node, group, direction, name, found.beta_us_per_mb)
+    return len(groups) == 1
 
 
-def _port_of(
+def _wide_uplink(bench: _Bench, nodes: Partition, node: int, direction: str) -> None:
+    """A way out that only many flows fill: as many as there are ranks, spread over the other nodes."""
+    flows = _outward(bench, nodes, node, nodes[node], direction, crowd=True)
+    known = bench.ports if len(nodes) > 2 else bench.ports_of(node)
+    found = bench.shares(flows, known) if flows else None
+    if found is not None:
+        name = f"node{node}.uplink"
+        _add_uplink(bench, nodes, node, nodes[node], direction, name, found.beta_us_per_mb)
+
+
+def _add_uplink(
     bench: _Bench,
     nodes: Partition,
     node: int,
     group: Sequence[int],
     direction: str,
     name: str,
-    new: bool = False,
+    beta: float,
 ) -> None:
-    """Measure the port of a group of ranks with all of them at once, and add it.
-
-    new: nothing is known yet; add it only when the flows disturb each other.
-    """
-    flows = _outward(bench, nodes, node, group[:_MOST_FLOWS], direction)
-    if not flows:
-        return
-    found = bench.shares(flows, node) if new else bench.contend(flows, node)
-    if found is None:
-        return
-    members = set(group)
+    """Add the port that the ranks of a group share with all nodes but their own."""
     at = 0 if direction == "out" else 1
-    inside = set(nodes[node])
+    members, inside = set(group), set(nodes[node])
     links = tuple(sorted(link for link in bench.fits if link[at] in members and link[1 - at] not in inside))
-    _add(
-        bench,
-        FoundPort(f"{name}.{direction}", "nic", found.beta_us_per_mb, links, tuple(group), node, direction),
-    )
+    _add(bench, FoundPort(f"{name}.{direction}", "nic", beta, links, tuple(group), node, direction))
 
 
-def _outward(bench: _Bench, nodes: Partition, node: int, ranks: Sequence[int], direction: str) -> list[Flow]:
-    """One flow for each rank to (or from) other nodes, to different nodes where equally fast ones exist.
+def _outward(
+    bench: _Bench, nodes: Partition, node: int, ranks: Sequence[int], direction: str, crowd: bool = False
+) -> list[Flow]:
+    """Flows between ranks of a node and others, one for each rank and far rank; fewer than two are none.
 
-    The fastest nodes are taken, so that the far ends limit the flows as little as possible; a far rank
-    is used once. Fewer than two flows are none.
+    The fastest far nodes are taken, so that the far ends limit the flows as little as possible. Where
+    several are about equally fast, each gets one flow (with `crowd`: as many as there are ranks).
     """
     others = [index for index in range(len(nodes)) if index != node]
 
@@ -244,11 +250,12 @@ def _outward(bench: _Bench, nodes: Partition, node: int, ranks: Sequence[int], d
     near = [index for index in others if speed(index) <= 1.5 * fastest]
     free = {index: list(nodes[index]) for index in near}
     flows: list[Flow] = []
-    for rank in ranks:
-        open_nodes = [index for index in near if free[index]]
-        if not open_nodes:
+    for rank in ranks[:_MOST_FLOWS]:
+        taken = {index: len(nodes[index]) - len(free[index]) for index in near}
+        usable = [i for i in near if free[i] and (crowd or len(near) == 1 or not taken[i])]
+        if not usable:
             break
-        index = min(open_nodes, key=lambda i: (len(nodes[i]) - len(free[i]), i))
+        index = min(usable, key=lambda i: (taken[i], i))
         far = min(free[index], key=lambda f: (bench.beta(link(rank, f)) > 1.2 * fastest, f))
         free[index].remove(far)
         flows.append(link(rank, far))
@@ -267,7 +274,11 @@ def _rank_ports(bench: _Bench, nodes: Partition, node: int, direction: str) -> N
         ports = []
         for rank in nodes[node]:
             peers = _peers(bench, nodes, node, rank, direction, near=name == "switch")
-            found = bench.shares(peers, node) if len(peers) == 2 and bench.has_cores(peers) else None
+            found = (
+                bench.shares(peers, bench.ports_of(node))
+                if len(peers) == 2 and bench.has_cores(peers)
+                else None
+            )
             if found is not None:
                 own = [x for x in bench.fits if x[at] == rank and (x[1 - at] in inside) == (name == "switch")]
                 full = f"rank{rank}.{name}.{direction}"

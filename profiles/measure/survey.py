@@ -96,7 +96,7 @@ def survey(
         again = _scan(prober, effort, tell)
         nodes = find_nodes(prober.hosts, [np.minimum(a, b) for a, b in zip(costs, again, strict=True)])
     node_of = {rank: index for index, node in enumerate(nodes) for rank in node}
-    largest = _largest(prober, nodes, effort, tell)
+    largest = _largest(prober, nodes, costs[0], effort, tell)
 
     flows = directed(tournament(ranks))
     plans, counts = {}, {}
@@ -193,7 +193,11 @@ def _side_by_side(prober: Prober, members: Sequence[Flow], trial: Trial, repeats
 
 
 def _largest(
-    prober: Prober, nodes: Partition, effort: Effort, tell: Callable[[str, int, int], None]
+    prober: Prober,
+    nodes: Partition,
+    latency: NDArray[np.float64],
+    effort: Effort,
+    tell: Callable[[str, int, int], None],
 ) -> dict[tuple[int, int], tuple[int, float]]:
     """For each ordered pair of nodes the size that is large enough to show the bandwidth, and its time in us.
 
@@ -204,11 +208,12 @@ def _largest(
     for done, (a, b) in enumerate(jobs):
         tell("sizes", done, len(jobs))
         src, dst = nodes[a][0], next(rank for rank in nodes[b] if rank != nodes[a][0])
+        enough = max(effort.enough_us, 8 * latency[src, dst])
         for size in _LADDER:
-            times = prober.run(solo(src, dst, [one_message(1, size)], 2))
-            sizes[a, b] = size, float(times.min())
+            times = prober.run(solo(src, dst, [one_message(1, size)], 2)) - 2 * latency[src, dst]
+            sizes[a, b] = size, max(float(times.min()), 1.0)
             # The slowest repeat decides: a token bucket lets the first bytes through for nothing.
-            if times.max() >= effort.enough_us and times.min() >= effort.enough_us / 2:
+            if times.max() >= enough and times.min() >= enough / 2:
                 break
     return sizes
 

@@ -1,7 +1,7 @@
 """A cluster in arithmetic: the time that a given topology takes for a probe, with noise on demand.
 
-Concurrent flows share ports max-min fairly, as a fluid. It has the interface of a prober, so the measuring code
-can be put before machines whose truth is known.
+Concurrent flows share ports max-min fairly, as a fluid. It has the interface of a prober, so the measuring
+code can be put before machines whose truth is known.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+
 from taccl.profiles.measure.probe import Probe, Times, Trial
 
 Flow = tuple[int, int]
@@ -96,5 +97,5 @@ class SimulatedProber:
                 if links - rates.keys()
             ]
             share, index = min(shares)
-            rates.update({flow: share for flow in limits[index][1] - rates.keys()})
+            rates.update(dict.fromkeys(limits[index][1] - rates.keys(), share))
         return rates

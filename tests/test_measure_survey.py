@@ -1,0 +1,261 @@
+"""The whole measurement against simulated machines: what is there is found, what is not is not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import pytest
+from cluster.simulated import Flow, SimulatedProber
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from taccl.profiles.measure.boundary import by_cost, by_name, find_nodes, meet
+from taccl.profiles.measure.result import document, rounded, topology
+from taccl.profiles.measure.rounds import directed, pack, tournament
+from taccl.profiles.measure.survey import FULL, QUICK, Survey, survey
+from taccl.profiles.profile_file import read_topology
+from taccl.profiles.profile_writer import write_topology
+
+
+def crossing(sources: Iterable[int], targets: Iterable[int]) -> frozenset[Flow]:
+    targets = list(targets)
+    return frozenset((s, t) for s in sources for t in targets if s != t)
+
+
+def machine(
+    nodes: int,
+    per_node: int,
+    uplinks: list[float] | None,
+    intra: tuple[float, float] = (3.0, 100.0),
+    inter: tuple[float, float] = (50.0, 900.0),
+    same_name: bool = False,
+    **noise: float,
+) -> SimulatedProber:
+    """Nodes with one uplink each of the given beta (both ways); None: nothing shared."""
+    ranks = nodes * per_node
+    node = [rank // per_node for rank in range(ranks)]
+    ports = []
+    for k, beta in enumerate(uplinks or []):
+        inside = [r for r in range(ranks) if node[r] == k]
+        outside = [r for r in range(ranks) if node[r] != k]
+        ports.append((f"{k}.out", beta, crossing(inside, outside)))
+        ports.append((f"{k}.in", beta, crossing(outside, inside)))
+    return SimulatedProber(
+        hosts=["host" if same_name else f"host{k}" for k in node],
+        alpha_us=lambda s, d: (intra if node[s] == node[d] else inter)[0],
+        beta=lambda s, d: (intra if node[s] == node[d] else inter)[1],
+        ports=ports,
+        occupancy_share=0.4,
+        **noise,  # type: ignore[arg-type]
+    )
+
+
+def found_ports(found: Survey) -> dict[str, float]:
+    return {port.name: port.beta_us_per_mb for port in found.ports}
+
+
+@pytest.mark.parametrize("same_name", [False, True])
+@pytest.mark.parametrize("effort", [QUICK, FULL])
+def test_two_nodes_with_shared_uplinks(effort: object, same_name: bool) -> None:
+    prober = machine(2, 4, [1000.0, 1000.0], same_name=same_name, noise=0.02, outliers=0.02)
+    found = survey(prober, effort)  # type: ignore[arg-type]
+    assert found.nodes == ((0, 1, 2, 3), (4, 5, 6, 7))
+    ports = found_ports(found)
+    assert sorted(ports) == [f"node{k}.uplink.{way}" for k in (0, 1) for way in ("in", "out")]
+    assert list(ports.values()) == pytest.approx([1000] * 4, rel=0.05)
+    assert [cls.name for cls in found.classes] == ["inter", "intra"]
+    inter, intra = (cls.fit for cls in found.classes)
+    assert (inter.alpha_us, inter.beta_us_per_mb) == pytest.approx((50, 1000), rel=0.05)
+    assert (intra.alpha_us, intra.beta_us_per_mb) == pytest.approx((3, 100), rel=0.05)
+    assert (inter.occupancy_us, intra.occupancy_us) == pytest.approx((20, 1.2), rel=0.1)
+
+
+def test_four_nodes_with_one_slow_uplink() -> None:
+    found = survey(machine(4, 2, [1000.0, 1000.0, 1000.0, 4000.0], noise=0.02), QUICK)
+    assert found.nodes == ((0, 1), (2, 3), (4, 5), (6, 7))
+    for name, beta in found_ports(found).items():
+        assert beta == pytest.approx(4000 if name.startswith("node3") else 1000, rel=0.05)
+    assert sorted(found_ports(found)) == [f"node{k}.uplink.{way}" for k in range(4) for way in ("in", "out")]
+    inter = [cls for cls in found.classes if cls.name.startswith("inter")]
+    assert [round(cls.fit.beta_us_per_mb, -2) for cls in inter] == [1000, 4000]
+    assert [len(cls.links) for cls in inter] == [24, 24]
+
+
+def test_a_full_mesh_shares_nothing() -> None:
+    prober = machine(1, 8, None, noise=0.03, outliers=0.02)
+    found = survey(prober, QUICK)
+    assert found.ports == ()
+    assert found.nodes == (tuple(range(8)),)
+    assert [len(cls.links) for cls in found.classes] == [56]
+    assert found.concurrent
+
+
+def test_nodes_that_share_nothing_have_no_ports() -> None:
+    found = survey(machine(3, 4, None, noise=0.02), QUICK)
+    assert len(found.nodes) == 3
+    assert found.ports == ()
+
+
+def test_a_switch_shows_as_a_port_for_each_rank_and_direction() -> None:
+    prober = machine(1, 8, None, noise=0.02)
+    prober.ports = [
+        *((f"{r}.out", 100.0, crossing([r], range(8))) for r in range(8)),
+        *((f"{r}.in", 100.0, crossing(range(8), [r])) for r in range(8)),
+    ]
+    found = survey(prober, QUICK)
+    ports = found_ports(found)
+    assert sorted(ports) == sorted(f"rank{r}.switch.{way}" for r in range(8) for way in ("in", "out"))
+    assert all(beta == pytest.approx(100, rel=0.05) for beta in ports.values())
+    result = topology(found, "switch", "simulated")
+    assert [switch.ranks for switch in result.switches] == [tuple(range(8))]
+    assert all(len(link.ports) == 2 for link in result.links)
+
+
+def test_two_network_interfaces_of_a_node_are_told_apart() -> None:
+    prober = machine(3, 4, None, noise=0.02)
+    prober.ports = []
+    for node in range(3):
+        for pair in ((0, 1), (2, 3)):
+            near = [4 * node + k for k in pair]
+            far = [r for r in range(12) if r // 4 != node]
+            prober.ports += [
+                (f"{near}.out", 1000.0, crossing(near, far)),
+                (f"{near}.in", 1000.0, crossing(far, near)),
+            ]
+    found = survey(prober, QUICK)
+    groups = {(port.direction, port.ranks) for port in found.ports}
+    assert groups == {
+        (way, (4 * n + k, 4 * n + k + 1)) for way in ("out", "in") for n in range(3) for k in (0, 2)
+    }
+    nics = topology(found, "nics", "simulated").nics
+    assert sorted(nic.ranks for nic in nics) == sorted({ranks for _, ranks in groups})
+
+
+def test_an_uplink_that_only_many_flows_fill() -> None:
+    # Two flows at 900 us/MB need 450; the uplink carries 300: only all eight together show it.
+    found = survey(machine(3, 8, [300.0] * 3, noise=0.01), QUICK)
+    ports = found_ports(found)
+    assert sorted(ports) == [f"node{k}.uplink.{way}" for k in range(3) for way in ("in", "out")]
+    assert all(beta == pytest.approx(300, rel=0.1) for beta in ports.values())
+
+
+def test_pairs_inside_a_node_that_share_a_bus() -> None:
+    prober = machine(1, 4, None, noise=0.02)
+    prober.ports = [("bus", 100.0, crossing(range(4), range(4)))]
+    found = survey(prober, QUICK)
+    assert found_ports(found) == {"node0.bus": pytest.approx(100, rel=0.05)}
+
+
+def test_probes_for_ports_grow_with_the_ranks_and_not_with_the_pairs() -> None:
+    asked = []
+    for nodes in (2, 4, 8):
+        prober = machine(nodes, 4, [1000.0] * nodes)
+        survey(prober, QUICK)
+        asked.append(sum(probe.together for probe in prober.probes))
+    assert asked[1] < 2.6 * asked[0]
+    assert asked[2] < 2.6 * asked[1]  # the pairs grow fourfold
+
+
+def test_a_measurement_has_the_same_result_twice() -> None:
+    def text() -> str:
+        return write_topology(topology(survey(machine(2, 3, [800.0] * 2, noise=0.05), QUICK), "m", "s"))
+
+    assert text() == text()
+
+
+@settings(deadline=None, max_examples=12)
+@given(
+    nodes=st.integers(2, 4),
+    per_node=st.integers(2, 4),
+    rates=st.lists(st.sampled_from([500.0, 1000.0, 3000.0, 20_000.0]), min_size=4, max_size=4),
+    alpha=st.floats(20, 3000),
+    seed=st.integers(0, 1000),
+)
+def test_any_star_of_nodes_comes_back(
+    nodes: int, per_node: int, rates: list[float], alpha: float, seed: int
+) -> None:
+    rates = rates[:nodes]
+    prober = machine(nodes, per_node, rates, inter=(alpha, 450.0), noise=0.02, seed=seed, same_name=True)
+    found = survey(prober, QUICK)
+    assert len(found.nodes) == nodes
+    result = topology(found, "star", "simulated")
+    node_of = result.node_of()
+    for link in result.links:
+        if node_of[link.src] != node_of[link.dst]:
+            slowest = max(rates[node_of[link.src]], rates[node_of[link.dst]])
+            assert float(link.beta_us_per_mb) == pytest.approx(slowest, rel=0.08)
+            assert float(link.alpha_us) == pytest.approx(alpha, rel=0.08)
+    # A port can show no more than the fastest way through it, and one that limits every way must show.
+    for port in found.ports:
+        others = [rate for k, rate in enumerate(rates) if k != port.node]
+        assert port.beta_us_per_mb == pytest.approx(max(rates[port.node], min(others)), rel=0.1)
+    for k, rate in enumerate(rates):
+        if rate >= min(other for j, other in enumerate(rates) if j != k):
+            assert {port.direction for port in found.ports if port.node == k} == {"out", "in"}
+
+
+def test_the_profile_can_be_read_back() -> None:
+    found = survey(machine(2, 4, [1000.0] * 2, noise=0.02), QUICK)
+    result = topology(found, "star", "simulated: two nodes")
+    again = read_topology(write_topology(result), "star.yaml")
+    assert again == result
+    told = document(found, result)
+    assert told["schema"] == "taccl/measure/v1"
+    assert len(told["pairs"]) == 56
+    assert [cls["links"] for cls in told["classes"]] == [32, 24]
+
+
+def test_numbers_have_four_digits() -> None:
+    assert str(rounded(40123.456)) == "40120"
+    assert float(rounded(0.00123456)) == 0.001235
+
+
+@settings(deadline=None)
+@given(st.integers(2, 33))
+def test_a_tournament_lets_each_pair_meet_once(ranks: int) -> None:
+    rounds = tournament(ranks)
+    pairs = [pair for level in rounds for pair in level]
+    assert sorted(pairs) == [(a, b) for a in range(ranks) for b in range(a + 1, ranks)]
+    for level in rounds:
+        assert len({rank for pair in level for rank in pair}) == 2 * len(level)
+    assert len(rounds) == (ranks - 1 if ranks % 2 == 0 else ranks)
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(2, 16), st.integers(1, 4))
+def test_rounds_respect_what_flows_share(ranks: int, cores: int) -> None:
+    flows = directed(tournament(ranks))
+    hosts = [rank // 4 for rank in range(ranks)]
+    capacity = {("host", host): cores for host in hosts}
+    rounds = pack(flows, lambda flow: [("host", hosts[rank]) for rank in flow], capacity)
+    assert sorted(flow for members in rounds for flow in members) == sorted(flows)
+    for members in rounds:
+        busy = [rank for flow in members for rank in flow]
+        assert len(busy) == len(set(busy))
+        for host in set(hosts):
+            there = [flow for flow in members if host in (hosts[flow[0]], hosts[flow[1]])]
+            # A flow inside a host with one core cannot be made smaller: it goes there alone.
+            assert len(there) <= 1 or sum(hosts[rank] == host for rank in busy) <= cores
+
+
+def test_the_boundary_of_costs() -> None:
+    group = np.array([0, 1, 0, 1, 2])
+    cost = np.where(group[:, None] == group[None, :], 2.0, 30.0)
+    assert by_cost(cost) == (((0, 2), (1, 3), (4,)), 15.0)
+    assert by_cost(np.full((4, 4), 7.0)) == (((0, 1, 2, 3),), 1.0)
+    # Near and far pairs that do not form groups (a chain) are no boundary.
+    chain = np.full((4, 4), 30.0)
+    for a in range(3):
+        chain[a, a + 1] = chain[a + 1, a] = 2.0
+    assert by_cost(chain)[1] == 1.0
+
+
+def test_host_names_and_costs_are_both_heard() -> None:
+    flat, named = np.full((4, 4), 5.0), ["a", "a", "b", "b"]
+    assert find_nodes(named, [flat]) == ((0, 1), (2, 3)) == by_name(named)
+    split = np.full((4, 4), 50.0)
+    split[:2, :2] = split[2:, 2:] = 5.0
+    assert find_nodes(["a"] * 4, [flat, split]) == ((0, 1), (2, 3))
+    assert find_nodes(["a"] * 4, [flat, np.minimum(split, 12.0)]) == ((0, 1, 2, 3),)
+    assert meet(((0, 1, 2), (3,)), ((0,), (1, 2, 3))) == ((0,), (1, 2), (3,))
