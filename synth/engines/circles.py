@@ -12,10 +12,11 @@ from fractions import Fraction
 from functools import lru_cache
 
 from taccl.profiles.topology import Topology
+from taccl.synth.cost import ceil_fs
 from taccl.synth.engines.network import beta
 
 MOST_STEPS = 20_000
-MOST_CIRCLES = 6
+MOST_CIRCLES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +36,10 @@ def circles(topology: Topology) -> tuple[Circle, ...]:
     left = set(range(len(topology.links)))
     found: list[Circle] = []
     load: Fraction | None = None
+    busy = [0] * len(topology.ports)  # circles through each port, times its beta in fs per MB
     while len(found) < MOST_CIRCLES:
-        circle = _fastest(topology, left, closed=True)
+        # Another start lets the circle leave a node at another rank, through another NIC.
+        circle = _fastest(topology, left, busy, len(found))
         if circle is None:
             break
         more = _bottleneck(topology, [*found, circle])
@@ -46,8 +49,11 @@ def circles(topology: Topology) -> tuple[Circle, ...]:
         load = more
         found.append(circle)
         left.difference_update(circle.ahead, circle.back)
+        for e in circle.ahead + circle.back:
+            for p in topology.links[e].ports:
+                busy[p] += ceil_fs(topology.ports[p].beta_us_per_mb)
     if not found:
-        chain = _fastest(topology, left, closed=False)
+        chain = _fastest(topology, left, busy, None)
         if chain is not None and chain.back:
             found.append(chain)
     return tuple(found)
@@ -92,15 +98,16 @@ def hamiltonian(
     return None
 
 
-def _fastest(topology: Topology, left: set[int], closed: bool) -> Circle | None:
+def _fastest(topology: Topology, left: set[int], busy: list[int], number: int | None) -> Circle | None:
+    """The circle on the links of `left` whose slowest link is fastest; number None: a chain instead."""
     speeds = sorted({beta(topology, link) for link in left})
     low, high = 0, len(speeds) - 1
     if high < 0 or topology.ranks < 2:
         return None
-    best = _within(topology, left, speeds[high], closed)
+    best = _within(topology, left, busy, speeds[high], number)
     while best is not None and low < high:
         middle = (low + high) // 2
-        circle = _within(topology, left, speeds[middle], closed)
+        circle = _within(topology, left, busy, speeds[middle], number)
         if circle is None:
             low = middle + 1
         else:
@@ -108,22 +115,31 @@ def _fastest(topology: Topology, left: set[int], closed: bool) -> Circle | None:
     return best
 
 
-def _within(topology: Topology, left: set[int], slowest: int, closed: bool) -> Circle | None:
-    """A circle on the links of `left` that are not slower than `slowest`."""
+def _within(
+    topology: Topology, left: set[int], busy: list[int], slowest: int, number: int | None
+) -> Circle | None:
+    """A circle (number None: a chain) on the links of `left` that are not slower than `slowest`."""
+
+    def cost(e: int) -> tuple[int, int, Fraction]:
+        link = topology.links[e]
+        return beta(topology, e), max((busy[p] for p in link.ports), default=0), link.alpha_us
+
     joined: dict[tuple[int, int], int] = {}
-    for link in sorted(left, key=lambda e: (beta(topology, e), topology.links[e].alpha_us, e)):
+    for link in sorted(left, key=lambda e: (cost(e), e)):
         if beta(topology, link) <= slowest:
             joined.setdefault((topology.links[link].src, topology.links[link].dst), link)
     successors: dict[int, list[int]] = {rank: [] for rank in range(topology.ranks)}
     for src, dst in joined:
         successors[src].append(dst)
     for src, reached in successors.items():
-        # `options` takes from the end and sorts stably: among equals the fast link and near rank go first.
-        reached.sort(
-            key=lambda v, u=src: (-beta(topology, joined[u, v]), (u - v) % topology.ranks)  # type: ignore[misc]
-        )
+        # `options` takes from the end and sorts stably: among equals the cheap link and near rank go first.
+        reached.sort(key=lambda v, u=src: (v - u) % topology.ranks)  # type: ignore[misc]
+        reached.sort(key=lambda v, u=src: cost(joined[u, v]))  # type: ignore[misc]
+        reached.reverse()
     node_of = dict(enumerate(topology.node_of()))
-    starts = [topology.nodes[0][0]] if closed else list(range(topology.ranks))
+    first = topology.nodes[0]
+    closed = number is not None
+    starts = list(range(topology.ranks)) if number is None else [first[number % len(first)]]
     for nodes in [node_of, None] if len(topology.nodes) > 1 else [None]:
         for start in starts:
             order = hamiltonian(successors, start, nodes, closed)
