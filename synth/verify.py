@@ -16,7 +16,14 @@ from taccl.synth.collective import Collective
 from taccl.synth.program import FIFO_DEPTH, Program
 from taccl.synth.program_collective import collective_of
 from taccl.synth.program_graph import ProgramGraph, graph_of
-from taccl.synth.verify_execution import deadlock, execute, finding_at, rendezvous_stuck, unmatched_messages
+from taccl.synth.verify_execution import (
+    deadlock,
+    execute,
+    finding_at,
+    mislabelled_messages,
+    rendezvous_stuck,
+    unmatched_messages,
+)
 from taccl.synth.verify_finding import Finding
 from taccl.synth.verify_loader_rules import loader_rules, structure
 from taccl.synth.verify_memory import (
@@ -64,9 +71,10 @@ def _verify_graph(
     found = unmatched_messages(graph)
     if found:
         return found
+    found = mislabelled_messages(graph)
     order, stuck = execute(graph)
     if stuck:
-        return [deadlock(graph, order, stuck)]
+        return [*found, deadlock(graph, order, stuck)]
     without_buffers = rendezvous_stuck(graph)
     if without_buffers:
         found.append(finding_at(

@@ -42,6 +42,36 @@ def unmatched_messages(graph: ProgramGraph) -> list[Finding]:
     return found
 
 
+def mislabelled_messages(graph: ProgramGraph) -> list[Finding]:
+    """Operands that name a place at the other end and name the wrong one.
+
+    dst of s and rrs is where the receiver writes (kernels that write straight into the peer's memory use
+    it); src of r and rcs is where the sender has the data.
+    """
+    found = []
+    for sends, receives in graph.connections.values():
+        for send, receive in zip(sends, receives, strict=True):
+            out, into = graph.steps[send], graph.steps[receive]
+            target, written = (out.dst_buffer, out.dst_offset), (into.dst_buffer, into.dst_offset)
+            if out.kind in ("s", "rrs") and into.kind != "rrs" and target != written:
+                found.append(finding_at(
+                    graph, send, "V203",
+                    f"names {target[0]}[{target[1]}] as the place at the receiver, but {graph.where(receive)} "
+                    f"writes {written[0]}[{written[1]}]",
+                ))  # fmt: skip
+            if into.kind not in ("r", "rcs") or out.kind == "rrs":
+                continue
+            origin = (into.src_buffer, into.src_offset)
+            has = (out.src_buffer, out.src_offset) if out.kind == "s" else (out.dst_buffer, out.dst_offset)
+            if origin != has:
+                found.append(finding_at(
+                    graph, receive, "V204",
+                    f"names {origin[0]}[{origin[1]}] as the place at the sender, but {graph.where(send)} sends "
+                    f"{has[0]}[{has[1]}]",
+                ))  # fmt: skip
+    return found
+
+
 def execute(graph: ProgramGraph) -> tuple[list[int], list[int]]:
     """Run as far as possible: steps in a possible order of completion, first stuck step of each threadblock.
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from taccl.synth.collective import NAMES
 from taccl.synth.msccl_xml import BUFFERS, REDUCE_OPS
 from taccl.synth.program import (
     PROTOCOLS,
@@ -120,9 +119,7 @@ def loader_rules(program: Program, strict: bool) -> list[Finding]:
     """Limits and habits of the loaders, on a program whose `structure` is sound."""
     soft = "error" if strict else "warning"
     found: list[Finding] = []
-    if program.collective not in NAMES and strict:
-        found.append(Finding("V120", f"coll={program.collective!r} is no collective of this tool", soft))
-    if not 0 <= program.min_bytes <= program.max_bytes:
+    if not 0 <= program.min_bytes <= program.max_bytes or program.max_bytes == 0:
         found.append(Finding(
             "V121",
             f"minBytes={program.min_bytes} and maxBytes={program.max_bytes} leave no size: one loader reads "
