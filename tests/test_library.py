@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -317,3 +319,22 @@ def test_schema_and_reader_agree_on_damaged_profiles(place: Any, data: Any) -> N
     example, path = place
     broken = damage(example, path, data.draw(st.sampled_from(DAMAGES)))
     assert fits_reader(json.dumps(broken)) == fits_schema(broken)
+
+
+# --- the documentation --------------------------------------------------------------------------------
+
+DOCUMENT = (Path(__file__).resolve().parents[1] / "docs" / "profiles.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("text", re.findall(r"```yaml\n(.*?)```", DOCUMENT, re.DOTALL))
+def test_the_examples_of_the_documentation_are_profiles(text: str) -> None:
+    topology = read_topology(text, "docs/profiles.md")
+    assert topology.links
+    assert fits_schema(plain_value(parse(text, "docs/profiles.md")))
+
+
+def test_the_documentation_names_every_bundled_profile() -> None:
+    table = [line for line in DOCUMENT.splitlines() if line.startswith("| `")]
+    assert {name for line in table for name in re.findall(r"`([a-z0-9-]+)`", line.split("|")[1])} == set(
+        library_names()
+    )
