@@ -27,7 +27,12 @@ lint: $(READY)
 	cd build/typecheck && mypy --config-file $(CURDIR)/pyproject.toml taccl
 
 docs: $(READY)
-	python docs/commands.py > docs/commands.md
+	@mkdir -p build
+	python docs/commands.py > build/commands.md && mv build/commands.md docs/commands.md
+
+# Takes hours; BENCH="ndv2:1 ring:8" asks for some topologies only.
+bench: $(READY)
+	python docs/benchmarks.py $(BENCH) > docs/benchmarks.md
 
 clean:
 	rm -rf build demo-out $(VENV)

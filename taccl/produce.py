@@ -1,7 +1,7 @@
 """From the words of a command line or a cluster file to a proven product: synthesise, lower, verify, price.
 
 `taccl synth`, `taccl build` and `taccl demo` all make algorithms through `produce`, so nothing leaves any of
-them that verification rejects or whose claimed time is not the simulator's.
+them that verification rejects. A program that is slower than its schedule comes with a warning.
 """
 
 from __future__ import annotations
@@ -87,14 +87,13 @@ def produce(
     """Make what is ordered and prove it.
 
     Raises UsageError and InvalidInput for what was ordered, Infeasible, NoSolutionInTime, Interrupted, and
-    CheckFailed when verification or the simulator disagree with synthesis, which is a fault of taccl.
+    CheckFailed when MSCCL's limits cannot be met or verification rejects the program (a fault of taccl).
     """
     import time
 
     from taccl.profiles.load import load_topology
-    from taccl.synth.cost import us
+    from taccl.synth.collective import refined
     from taccl.synth.lower import lower_exact
-    from taccl.synth.simulate import simulate
     from taccl.synth.synthesise import synthesise
     from taccl.synth.verify import is_correct, verify
 
@@ -103,18 +102,17 @@ def produce(
     began = time.monotonic()
     algorithm = synthesise(request, on_progress, should_stop)
     solve_s = time.monotonic() - began
-    program = lower_exact(algorithm, topology, instances=order.instances, protocol=order.protocol)
+    lowered = lower_exact(algorithm, topology, instances=order.instances, protocol=order.protocol)
+    program = lowered.program
     if order.size_range is not None:
         program = replace(program, min_bytes=order.size_range[0], max_bytes=order.size_range[1])
-    findings = verify(program, collective=algorithm.collective, strict=True)
+    findings = verify(program, collective=refined(algorithm.collective, order.instances), strict=True)
     if not is_correct(findings):
         errors = "\n".join(f"{f.code}: {f.message}" for f in findings if f.severity == "error")
         raise CheckFailed(f"the program made for {algorithm.name} is wrong, nothing was written:\n{errors}")
-    priced = simulate(program, topology, algorithm.size_bytes, collective=algorithm.collective)
-    if priced.time_fs > algorithm.time_fs:
-        slower = f"the program takes {us(priced.time_fs)} us, its schedule {us(algorithm.time_fs)} us"
-        warnings = (*warnings, slower)
-    return Product(algorithm, topology, program, solve_s, priced.time_fs, warnings)
+    # More instances cut chunks finer, which the schedule knows nothing of.
+    slower = lowered.notes if lowered.slower_fs and order.instances == 1 else ()
+    return Product(algorithm, topology, program, solve_s, lowered.simulated_time_fs, (*warnings, *slower))
 
 
 def _request(order: Order, topology: Topology) -> tuple[Request, tuple[str, ...]]:
@@ -157,11 +155,12 @@ def _request(order: Order, topology: Topology) -> tuple[Request, tuple[str, ...]
 
 def restrictions_of(sketch: str | None, topology: Topology) -> tuple[Restrictions, tuple[str, ...]]:
     """What a sketch (name or file) asks of synthesis on a topology, and warnings; no rules for None."""
-    from taccl.sketches import load_sketch, restrict
     from taccl.sketches.restrictions import Restrictions
 
     if sketch is None:
         return Restrictions(), ()
+    from taccl.sketches import load_sketch, restrict
+
     return restrict(load_sketch(sketch), topology), ()
 
 
