@@ -29,6 +29,7 @@ REDUCE_OPS = ("sum", "prod", "min", "max", "avg", "nop")  # msccl-tools writes r
 
 _INT = re.compile(r"[+-]?[0-9]{1,18}")
 _COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
+_MARKUP = re.compile(r"<!--.*?-->|<!\[CDATA\[.*?\]\]>|<\?.*?\?>|<(?![!?/])", re.DOTALL)
 _DOCTYPE = re.compile(r"<!(DOCTYPE|ENTITY)", re.IGNORECASE)
 
 
@@ -68,7 +69,7 @@ def read_xml(text: str | bytes, file: str = "<input>") -> Program:
                 )
             ]
         ) from None
-    reader = _Reader(file)
+    reader = _Reader(file, _lines(decoded, root))
     program = reader.program(root)
     if reader.problems or program is None:
         raise InvalidInput(sorted(reader.problems, key=lambda d: d.line))
@@ -147,14 +148,15 @@ def _decode(text: str | bytes, file: str) -> str:
 class _Reader:
     """Walks the tree once, collects problems, and gives neutral values so that the walk can go on."""
 
-    def __init__(self, file: str) -> None:
+    def __init__(self, file: str, lines: dict[etree._Element, int]) -> None:
         self.file = file
+        self.lines = lines
         self.problems: list[Diagnostic] = []
         self.total_chunks = 0
 
     def problem(self, element: etree._Element, code: str, message: str, help: str = "") -> None:
         if len(self.problems) < MAX_DIAGNOSTICS:
-            self.problems.append(Diagnostic(self.file, _line(element), 0, code, message, help=help))
+            self.problems.append(Diagnostic(self.file, self.lines[element], 0, code, message, help=help))
         elif len(self.problems) == MAX_DIAGNOSTICS:
             self.problems.append(
                 Diagnostic(
@@ -312,13 +314,20 @@ class _Reader:
             kind, buffers[0], offsets[0], buffers[1], offsets[1], count,
             (depid, deps) if depid >= 0 and deps >= 0 else None,
             self.integer(element, "hasdep", 0, 1, 0) == 1,
-            _line(element),
+            self.lines[element],
         )  # fmt: skip
 
 
-def _line(element: etree._Element) -> int:
-    line = element.sourceline
-    return line if isinstance(line, int) else 0
+def _lines(text: str, root: etree._Element) -> dict[etree._Element, int]:
+    """The line on which each element's tag starts; libxml2's own numbers are right up to 65535 only."""
+    starts = [match.start() for match in _MARKUP.finditer(text) if match.end() - match.start() == 1]
+    lines = {}
+    line, counted = 1, 0
+    for element, start in zip(root.iter(), starts, strict=True):
+        line += text.count("\n", counted, start)
+        counted = start
+        lines[element] = line
+    return lines
 
 
 def _quote(value: str) -> str:
