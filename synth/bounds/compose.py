@@ -106,15 +106,16 @@ class _Side:
     combined: bool
 
 
-def sides(combining: bool, wants: Wants, ranks: int) -> list[_Side]:
+def sides(network: Network, combining: bool, wants: Wants) -> list[_Side]:
     """For each rank what must reach it and what must leave it, each as a flow to one sink.
 
-    Entering: chunks wanted there. Of a combining chunk all contributions reach the destination, but may
-    travel as one: as a flow it counts once, from whichever contributor. Leaving: chunks that others want
-    from this rank alone; which of several destinations gets it first is left open.
+    Entering: chunks wanted there. All contributions to a combining chunk reach its destination, but may travel
+    as one: as a flow it counts once, from the contributor farthest away. Leaving: chunks that others want from
+    this rank alone; of several destinations the farthest counts.
     """
     result = []
-    for rank in range(ranks):
+    for rank in range(network.ranks):
+        there, back = distances(network, [rank]), distances(network, [rank], backwards=True)
         entering: dict[frozenset[int], int] = {}
         leaving: dict[frozenset[int], int] = {}
         for (sources, destinations), chunks in wants.items():
@@ -122,13 +123,11 @@ def sides(combining: bool, wants: Wants, ranks: int) -> list[_Side]:
                 if not combining:
                     entering[sources] = entering.get(sources, 0) + chunks
                 elif sources - {rank}:
-                    others = frozenset({min(sources - {rank})})
+                    others = frozenset({min(sources - {rank}, key=lambda r: (-back[r], r))})
                     entering[others] = entering.get(others, 0) + chunks
             only_here = rank in sources and (combining or len(sources) == 1)
             if only_here and destinations - {rank}:
-                targets = destinations - {rank}
-                if combining and rank in destinations:
-                    targets = frozenset({min(targets)})
+                targets = frozenset({min(destinations - {rank}, key=lambda r: (-there[r], r))})
                 leaving[targets] = leaving.get(targets, 0) + chunks
         if entering:
             result.append(_Side(Sink(rank, entering), False, combining))
@@ -141,7 +140,7 @@ def sink_bounds(network: Network, combining: bool, wants: Wants, floor: Fraction
     """For every rank the flow that must reach it and the flow that must leave it, with head and tail."""
     found = []
     programs: dict[bool, FlowProgram] = {}
-    for side in sides(combining, wants, network.ranks):
+    for side in sides(network, combining, wants):
         sink = side.sink
         others = frozenset().union(*sink.groups)
         if side.leaving:
@@ -174,9 +173,7 @@ def shared_bounds(network: Network, collective: Collective, wants: Wants, floor:
         pairs += [Sink(0, {frozenset({r}): total}) for r in ranks if r] if total else []
         proof = loads.least_time(network, when, network.ends, pairs, floor, gossip_rows(network, total))
         return [_named(network, proof, when, "gossip", False)] if proof else []
-    facing = [
-        s for s in sides(collective.combining, wants, network.ranks) if s.leaving == collective.combining
-    ]
+    facing = [s for s in sides(network, collective.combining, wants) if s.leaving == collective.combining]
     if all(len(d) == 1 for _, d in wants) and not collective.combining:
         if len(facing) * len(network.ends) > MAX_VARIABLES:
             return []
@@ -256,8 +253,12 @@ def _named(network: Network, proof: Certificate, when: Sequence[int], kind: str,
     ranks: tuple[int, ...] = ()
     if main is not None and main[1] * main[0].demand * 2 > sum(m * row.demand for row, m in proof.rows):
         ranks = main[0].ranks
+        if 2 * len(ranks) > network.ranks:  # the same cut, told from its smaller side
+            ranks = tuple(r for r in range(network.ranks) if r not in ranks)
+            leaving = not leaving
     names = [c.resource for c in crossing[:3]]
     resources = ", ".join(names) + (f" and {len(crossing) - 3} more" if len(crossing) > 3 else "")
     way = f" {'out of' if leaving else 'into'} {ranks_text(ranks)}" if ranks else ""
-    bottleneck = Bottleneck(ranks, leaving, float(main[0].demand) if main and ranks else 0.0, crossing)
+    must_cross = float(main[0].demand * network.chunk_bytes) if main and ranks else 0.0
+    bottleneck = Bottleneck(ranks, leaving, must_cross, crossing)
     return Bound(network.to_fs(proof.time), f"{kind}{way} ({resources})", bottleneck)

@@ -33,6 +33,7 @@ class Network:
     holds: tuple[tuple[int, ...], ...]  # per link: the resources it holds
     crossing: tuple[tuple[int, ...], ...]  # per resource: the links that hold it
     names: tuple[str, ...]  # per resource
+    chunk_bytes: Fraction
     grain: int  # chunks that a message carries at least: 0 fluid, 1 whole
     ticks_per_us: int
 
@@ -60,7 +61,8 @@ def fluid(topology: Topology, chunk_bytes: Fraction) -> Network:
     beta = [int(b * ticks) for b in betas]
     return _network(
         topology, [int(a * ticks) for a in alphas], [int(o * ticks) for o in occupancies], beta,
-        [max(beta[i] for i in _resources(topology, link)) for link in range(len(topology.links))], 0, ticks,
+        [max(beta[i] for i in _resources(topology, link)) for link in range(len(topology.links))],
+        chunk_bytes, 0, ticks,
     )  # fmt: skip
 
 
@@ -72,7 +74,7 @@ def whole(topology: Topology, chunk_bytes: Fraction) -> Network:
         for resource, hold in held:
             beta[resource] = hold
     return _network(
-        topology, prices.alpha_fs, prices.occupancy_fs, beta, prices.chunk_fs, 1, FS_PER_US
+        topology, prices.alpha_fs, prices.occupancy_fs, beta, prices.chunk_fs, chunk_bytes, 1, FS_PER_US
     )  # fmt: skip
 
 
@@ -139,6 +141,7 @@ def _network(
     occupancy: Sequence[int],
     beta: Sequence[int],
     transit: Sequence[int],
+    chunk_bytes: Fraction,
     grain: int,
     ticks_per_us: int,
 ) -> Network:
@@ -159,6 +162,7 @@ def _network(
         holds=holds,
         crossing=tuple(tuple(c) for c in crossing),
         names=(*(f"link {x.src}->{x.dst}" for x in links), *(port.name for port in topology.ports)),
+        chunk_bytes=chunk_bytes,
         grain=grain,
         ticks_per_us=ticks_per_us,
     )

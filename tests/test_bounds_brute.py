@@ -1,0 +1,123 @@
+"""Bounds against true optima: no algorithm that the exhaustive search finds is faster than a bound."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from fractions import Fraction
+
+import pytest
+from brute_force import Search, TooLarge
+
+from taccl.profiles.topology import Link, Port, Topology
+from taccl.synth.bounds import granular_bound, lower_bound
+from taccl.synth.collective import Collective, build
+from taccl.synth.cost import FS_PER_US
+
+COLLECTIVES = (
+    "allgather", "alltoall", "broadcast", "reducescatter", "allreduce", "reduce", "gather", "scatter", "sendrecv",
+)  # fmt: skip
+INSTANCES = 40
+MAX_STATES = 6000
+MANY_CHUNKS = ("alltoall", "reducescatter")  # searched with fewer ranks, or no search would end
+
+
+def random_topology(rng: random.Random, most: int) -> Topology:
+    """2 to `most` ranks, strongly connected, whole numbers of us; ports private, shared or absent."""
+    ranks = min(most, rng.choice([2, 3, 3, 3, 4]))
+    pairs = [(a, b) for a in range(ranks) for b in range(ranks) if a != b]
+    while True:
+        chosen = rng.sample(pairs, rng.randint(ranks, min(len(pairs), 6 if ranks < 4 else 7)))
+        if reaches_all(chosen, ranks) and reaches_all([(b, a) for a, b in chosen], ranks):
+            break
+    if ranks > 2 and rng.random() < 0.1:
+        chosen.append(rng.choice(chosen))
+    style = rng.choice(["none", "private", "private", "shared"])
+    ports: list[Port] = []
+    of_rank: dict[tuple[int, str], int] = {}
+    if style == "private":
+        for rank in range(ranks):
+            for way in ("out", "in"):
+                if rng.random() < 0.8:
+                    of_rank[rank, way] = len(ports)
+                    ports.append(Port(f"gpu{rank}.{way}", Fraction(rng.randint(1, 3))))
+    elif style == "shared":
+        ports = [Port("left", Fraction(rng.randint(1, 3))), Port("right", Fraction(rng.randint(1, 3)))]
+    links = []
+    usual = rng.randint(0, 3)
+    for a, b in chosen:
+        alpha = usual if rng.random() < 0.7 else rng.randint(0, 4)
+        occupancy = rng.choice([0, alpha, rng.randint(0, alpha)])
+        crossed = [of_rank[key] for key in ((a, "out"), (b, "in")) if key in of_rank]
+        if style == "shared":
+            crossed = [port for port in (0, 1) if rng.random() < 0.5]
+        beta = Fraction(rng.randint(1, 3))
+        links.append(Link(a, b, Fraction(alpha), beta, Fraction(occupancy), tuple(crossed)))
+    nodes = ((0, 1), tuple(range(2, ranks))) if ranks > 2 and rng.random() < 0.4 else (tuple(range(ranks)),)
+    return Topology("random", nodes, tuple(links), tuple(ports))
+
+
+def reaches_all(pairs: list[tuple[int, int]], ranks: int) -> bool:
+    seen = {0}
+    for _ in range(ranks):
+        seen |= {b for a, b in pairs if a in seen}
+    return len(seen) == ranks
+
+
+def small_collective(rng: random.Random, name: str, ranks: int) -> Collective:
+    """At most two chunks a block, or the search would not end; an allreduce of one or two chunks in all."""
+    partition = rng.choice([1, 1, 2]) if ranks < 4 or name in ("broadcast", "reduce") else 1
+    if name in MANY_CHUNKS and ranks > 2:
+        partition = 1
+    if name != "allreduce":
+        return build(name, ranks, partition)
+    whole = build(name, ranks)
+    lengths = (partition,) * ranks
+    return replace(
+        whole, chunks=whole.chunks[:partition], input_chunks=lengths, output_chunks=lengths, size_chunks=partition
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_no_optimum_is_below_a_bound(name: str) -> None:
+    solved = tight = 0
+    for seed in range(INSTANCES):
+        rng = random.Random(f"{name} {seed}")
+        topology = random_topology(rng, 3 if name in MANY_CHUNKS else 4)
+        collective = small_collective(rng, name, topology.ranks)
+        size = collective.size_chunks * 10**6
+        free = lower_bound(topology, collective, size)
+        kept = granular_bound(topology, collective, size)
+        assert free.time_fs <= kept.time_fs
+        least = -(-kept.time_fs // FS_PER_US)  # optima are whole us
+        search = Search(topology, collective, MAX_STATES)
+        try:
+            assert least == 0 or not search.possible(least - 1), f"seed {seed}: {kept.name} is beaten"
+            tight += search.optimum(least) == least
+            solved += 1
+        except TooLarge:
+            continue
+    assert solved >= INSTANCES // 4, "too few instances were solved for the test to mean anything"
+    assert tight >= solved // 2, "the bounds have become weak, or the search misses good schedules"
+
+
+def line(ranks: int, alpha: int, beta: int, occupancy: int) -> Topology:
+    pairs = [(a, a + 1) for a in range(ranks - 1)] + [(a + 1, a) for a in range(ranks - 1)]
+    links = tuple(Link(a, b, Fraction(alpha), Fraction(beta), Fraction(occupancy)) for a, b in pairs)
+    return Topology("line", (tuple(range(ranks)),), links)
+
+
+@pytest.mark.parametrize(
+    ("name", "partition", "ranks", "optimum"),
+    [
+        ("broadcast", 1, 3, 10),  # two hops of 2 + 3
+        ("broadcast", 2, 3, 13),  # two messages: the second is at the middle at 8, at the end at 13
+        ("allgather", 1, 2, 5),
+        ("allgather", 1, 3, 10),
+        ("allreduce", 1, 2, 8),  # both chunks of the two blocks in one message each way
+        ("reduce", 1, 3, 10),
+        ("alltoall", 1, 3, 10),  # the chunk between the ends goes first
+    ],
+)
+def test_the_search_finds_known_optima(name: str, partition: int, ranks: int, optimum: int) -> None:
+    assert Search(line(ranks, 2, 3, 0), build(name, ranks, partition)).optimum() == optimum
