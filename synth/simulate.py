@@ -3,7 +3,7 @@
 A threadblock runs its steps in order. A send is ready when its threadblock has reached it, its dependency is
 complete, its receive half (if any) is complete and its connection has a free FIFO slot; it starts when its
 link and all ports of the link are free, and holds each from its start. Among messages that wait for a common
-resource the one that was ready first goes first (ties: lower step number, threadblock id, rank). The
+resource the one that was ready first goes first (ties: lower threadblock id, step number, rank). The
 threadblock moves on when the link is released, the message arrives alpha + count * chunk after its start. A
 receive completes when the message has arrived and its threadblock stands there with its dependency complete;
 that frees the FIFO slot. Reductions take `Costs.reduce` on their rank's one engine. Copies cost nothing.
@@ -147,7 +147,7 @@ _RELEASED, _ARRIVED, _FREE, _REDUCED = range(4)
 # Where a threadblock stands in its current step.
 _ARRIVING, _STANDING, _RECEIVED, _QUEUED = range(4)
 
-# A ready message: (since, step number, threadblock, rank, index of the step, resource it waited for or -1)
+# A ready message: (since, threadblock, step number, rank, index of the step, resource it waited for or -1)
 _Ready = tuple[int, int, int, int, int, int]
 
 
@@ -290,7 +290,7 @@ class _Run:
                 if slot >= 0 and not self.received[slot]:
                     self.waiting["slot", slot].append(block)
                     return
-                heapq.heappush(self.ready, (self.now, number, threadblock, rank, step, -1))
+                heapq.heappush(self.ready, (self.now, threadblock, number, rank, step, -1))
                 self.cause[step] = (activity, reason)
                 self.phase[block] = _QUEUED
                 return
@@ -312,7 +312,7 @@ class _Run:
         heapq.heappush(self.events, (end, _REDUCED, step))
 
     def start_message(self, entry: _Ready, link: int) -> None:
-        since, number, threadblock, rank, step, _ = entry
+        since, threadblock, number, rank, step, _ = entry
         price, sent = self.price, self.graph.steps[step]
         end = self.now + price.transit(link, sent.count)
         after, reason = self.cause.pop(step)
