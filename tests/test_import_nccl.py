@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from taccl.cli import load_command
 from taccl.errors import InvalidInput, UsageError
-from taccl.profiles.importers.machine import Imported
+from taccl.profiles.importers.machine import Gpu, Imported, Machine, NicDevice, Wire, _Builder
 from taccl.profiles.importers.nccl_xml import read_nccl_xml
 from taccl.profiles.load import load_topology
 from taccl.profiles.profile_file import read_topology
@@ -265,8 +265,56 @@ def test_an_entity_bomb_ends_soon() -> None:
 
 def test_too_many_nodes_are_refused() -> None:
     text = system(pci("0000:01:00.0", gpu(0)) + pci("0000:02:00.0", gpu(1)))
-    with pytest.raises(UsageError, match="4096 ranks"):
+    with pytest.raises(UsageError, match="4098 ranks"):
         read_nccl_xml(text, "t.xml", nodes=2049)
+
+
+@st.composite
+def machines(draw: Any) -> Machine:
+    """A random tree of PCIe switches under one or two CPUs, with GPUs and a NIC somewhere."""
+    cpus = draw(st.integers(1, 2))
+    rates = st.sampled_from([Fraction(8), Fraction(12), Fraction(24)])
+    wires = [Wire(0, 1, Fraction(10), "sys", "cpus")] if cpus == 2 else []
+    bridges = list(range(cpus))
+    vertex = cpus
+    for _ in range(draw(st.integers(0, 3))):
+        wires.append(Wire(vertex, draw(st.sampled_from(bridges)), draw(rates), "pcie", f"bridge{vertex}"))
+        bridges.append(vertex)
+        vertex += 1
+    devices = []
+    for _ in range(draw(st.integers(2, 5))):
+        wires.append(Wire(vertex, draw(st.sampled_from(bridges)), draw(rates), "pcie", f"device{vertex}"))
+        devices.append(vertex)
+        vertex += 1
+    nic = NicDevice(devices.pop(), 0, "nic", draw(rates))
+    gpus = tuple(Gpu(device, 0, f"gpu{device}") for device in devices)
+    return Machine(gpus, (nic,), tuple(wires), cpus=frozenset(range(cpus)))
+
+
+@given(machines(), st.integers(1, 5))
+@settings(deadline=None, max_examples=60)
+def test_only_ports_that_decide_nothing_are_left_out(machine: Machine, copies: int) -> None:
+    """Each left out has a link no faster than itself alone, or a port that stays and covers it."""
+    builder = _Builder(machine, copies)
+    builder.build()
+    idle = builder.idle_ports()
+    crossing = {
+        port: {i for i, link in enumerate(builder.links) if port in link.ports}
+        for port in range(len(builder.ports))
+    }
+    betas = [port.beta_us_per_mb for port in builder.ports]
+    for port in idle:
+        links = crossing[port]
+        alone = len(links) == 1 and builder.links[min(links)].beta_us_per_mb >= betas[port]
+        covered = any(
+            links <= crossing[other] and betas[other] >= betas[port]
+            for other in crossing
+            if other not in idle
+        )
+        assert not links or alone or covered
+    if copies > 1:
+        busy = [port for port in crossing if port not in idle]
+        assert {builder.ports[port].name.split(".", 1)[1] for port in busy} >= {"nic.out", "nic.in"}
 
 
 def dumps() -> list[Any]:

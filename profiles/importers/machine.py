@@ -17,7 +17,7 @@ from fractions import Fraction
 
 from taccl.errors import UsageError
 from taccl.profiles.profile_writer import write_topology
-from taccl.profiles.schema import MAX_LINKS, MAX_RANKS
+from taccl.profiles.schema import MAX_RANKS
 from taccl.profiles.topology import Link, Nic, Port, Switch, Topology
 
 ALPHA_US = {
@@ -29,6 +29,7 @@ ALPHA_US = {
     "net": Fraction(13, 5),  # TACCL's for InfiniBand
 }
 ASSUMED = "alpha is assumed (us): " + ", ".join(f"{kind} {float(us):g}" for kind, us in ALPHA_US.items())
+_MAX_LINKS = 100_000  # more make a profile that is slow to read when written link by link
 _SLOW_NIC = 4  # NICs this many times slower than the fastest are for management
 _WEIGHT = {"c2c": 1, "pcie": 2, "sys": 1000}  # a path avoids crossing NUMA nodes before anything else
 
@@ -110,10 +111,10 @@ def name_of(file: str, nodes: int) -> str:
 def assemble(machine: Machine, nodes: int, name: str, source: str, notes: Sequence[str] = ()) -> Imported:
     """The topology of `nodes` such machines. Raises UsageError when that is more than a profile may hold."""
     ranks = nodes * len(machine.gpus)
-    if ranks > MAX_RANKS or ranks * (ranks - 1) > MAX_LINKS:
+    if ranks > MAX_RANKS or ranks * (ranks - 1) > _MAX_LINKS:
         raise UsageError(
-            f"{nodes} nodes of {len(machine.gpus)} GPUs are {ranks} ranks, with a link from each to each; "
-            f"at most {MAX_RANKS} ranks and {MAX_LINKS} links are supported"
+            f"{nodes} nodes of {len(machine.gpus)} GPUs are {ranks} ranks, with a link from each to each; at most "
+            f"{_MAX_LINKS} links are written out. Describe one node and a `network` instead (docs/profiles.md)"
         )
     builder = _Builder(machine, nodes)
     builder.build()
@@ -126,7 +127,7 @@ def assemble(machine: Machine, nodes: int, name: str, source: str, notes: Sequen
         nics=tuple(builder.nics),
         source=f"{source}; {ASSUMED}",
     )
-    topology = _without_idle_ports(topology)
+    topology = _without_ports(topology, builder.idle_ports())
     topology.check()
     all_notes = (*notes, *builder.notes, *connection_notes(topology))
     return Imported(topology, write_topology(topology), all_notes)
@@ -140,6 +141,7 @@ class _Builder:
         self.copies = copies
         self.links: list[Link] = []
         self.ports: list[Port] = []
+        self.port_keys: list[tuple[int, object]] = []  # (copy, what it is within the copy) of each port
         self.nics: list[Nic] = []
         self.switches: list[Switch] = []
         self.nodes: list[tuple[int, ...]] = []
@@ -226,10 +228,13 @@ class _Builder:
             if users:
                 name = self.prefix(copy, device.host) + device.name
                 beta = beta_of(device.gb_per_s)
-                self.ports += [Port(f"{name}.out", beta, "nic"), Port(f"{name}.in", beta, "nic")]
+                out, into = (
+                    self.add_port(copy, ("nic", index, way), f"{name}.{way}", beta, "nic")
+                    for way in ("out", "in")
+                )
                 node = copy * len(self.hosts) + self.hosts.index(device.host)
                 places[index] = len(self.nics)
-                self.nics.append(Nic(name, node, users, len(self.ports) - 2, len(self.ports) - 1))
+                self.nics.append(Nic(name, node, users, out, into))
         return places
 
     def wire_port(self, copy: int, index: int, forward: bool) -> int:
@@ -237,11 +242,15 @@ class _Builder:
         if key not in self.wire_ports:
             wire = self.machine.wires[index]
             host = f"node{copy * len(self.hosts)}." if len(self.hosts) == 1 else f"copy{copy}."
-            self.wire_ports[key] = len(self.ports)
             kind = "pcie" if wire.kind != "sys" else "sys"
-            way = "up" if forward else "down"
-            self.ports.append(Port(f"{host}{wire.name}.{way}", beta_of(wire.gb_per_s), kind))
+            name = f"{host}{wire.name}.{'up' if forward else 'down'}"
+            self.wire_ports[key] = self.add_port(copy, (index, forward), name, beta_of(wire.gb_per_s), kind)
         return self.wire_ports[key]
+
+    def add_port(self, copy: int, key: object, name: str, beta: Fraction, kind: str) -> int:
+        self.ports.append(Port(name, beta, kind))
+        self.port_keys.append((copy, key))
+        return len(self.ports) - 1
 
     def path_ports(self, copy: int, start: int, wires: Sequence[int]) -> list[int]:
         """The ports of a path of wires that begins at a vertex."""
@@ -282,24 +291,22 @@ class _Builder:
                     self.add_link(base + i, base + j, self.path_kind(path), self.slowest(path), crossed)
 
     def path_kind(self, path: Sequence[int]) -> str:
-        """ "sys" between NUMA nodes, "phb" through one CPU, "pcie" under PCIe switches alone."""
+        """The class: "sys" between NUMA nodes, "phb" through one CPU, "pcie" under PCIe switches alone."""
         wires = [self.machine.wires[wire] for wire in path]
         if any(wire.kind == "sys" for wire in wires):
             return "sys"
-        return (
-            "phb"
-            if any(wire.b in self.machine.cpus or wire.a in self.machine.cpus for wire in wires)
-            else "pcie"
-        )
+        return "phb" if any({wire.a, wire.b} & self.machine.cpus for wire in wires) else "pcie"
 
     def add_switch(self, copy: int) -> dict[int, int]:
         """The NVSwitch of a copy: for each GPU on it its out port; the in port is the next."""
         base = copy * len(self.machine.gpus)
         ports: dict[int, int] = {}
         for gpu, rate in self.machine.switched:
-            ports[gpu] = len(self.ports)
             name = f"{self.prefix(copy, self.machine.gpus[gpu].host)}nvswitch.rank{base + gpu}"
-            self.ports += [Port(f"{name}.{way}", beta_of(rate), "switch") for way in ("out", "in")]
+            ports[gpu], _ = (
+                self.add_port(copy, ("switch", gpu, way), f"{name}.{way}", beta_of(rate), "switch")
+                for way in ("out", "in")
+            )
         if ports:
             self.switches.append(Switch(f"nvswitch{copy}", tuple(base + gpu for gpu in sorted(ports))))
         return ports
@@ -318,6 +325,8 @@ class _Builder:
     ) -> None:
         """Links over the network: all pairs of two copies, or those of one copy's hosts not linked yet."""
         machine = self.machine
+        if a == b and len(self.hosts) == 1:
+            return
         linked = {(link.src, link.dst) for link in self.links} if a == b else set()
         base_a, base_b = a * len(machine.gpus), b * len(machine.gpus)
         for i, src in enumerate(machine.gpus):
@@ -340,41 +349,51 @@ class _Builder:
                     alpha = ALPHA_US["net"] + max(nic.latency_us for nic in ends)
                     self.links.append(Link(base_a + i, base_b + j, alpha, beta, alpha, ports, "net"))
 
+    def idle_ports(self) -> set[int]:
+        """The ports that can never hold a message up; those of NICs count as busy.
 
-def _without_idle_ports(topology: Topology) -> Topology:
-    """Drop ports that can never hold a message up; the two ports of a NIC stay.
+        A message holds all its ports from its start, each for occupancy + beta * size. So a port decides nothing
+        when no link crosses it, when its one link is no faster itself, or when all links that cross it also cross
+        one other port that is no faster. From three copies on, no port of another copy is that other one, so that
+        three tell of all.
+        """
+        if self.copies > 3:
+            few = _Builder(self.machine, 3)
+            few.build()
+            idle_keys = {few.port_keys[port][1] for port in few.idle_ports() if few.port_keys[port][0] == 0}
+            return {port for port, (_, key) in enumerate(self.port_keys) if key in idle_keys}
+        crossing = [0] * len(self.ports)  # a bit for each link
+        first: dict[int, int] = {}
+        for index, link in enumerate(self.links):
+            for port in link.ports:
+                crossing[port] |= 1 << index
+                first.setdefault(port, index)
+        fixed = {port for nic in self.nics for port in (nic.out_port, nic.in_port)}
 
-    A message holds all its ports from its start, each for occupancy + beta * size. So a port decides nothing
-    when no link crosses it, when its one link is no faster itself, or when all links that cross it also cross
-    one other port that is no faster.
-    """
-    crossing = [0] * len(topology.ports)  # a bit for each link
-    first: dict[int, int] = {}
-    for index, link in enumerate(topology.links):
-        for port in link.ports:
-            crossing[port] |= 1 << index
-            first.setdefault(port, index)
-    fixed = {port for nic in topology.nics for port in (nic.out_port, nic.in_port)}
+        def outranks(other: int, port: int) -> bool:
+            """A strict order, so that of ports that make each other idle one stays."""
+            betas = self.ports[other].beta_us_per_mb, self.ports[port].beta_us_per_mb
+            if crossing[port] & ~crossing[other] or betas[0] < betas[1]:
+                return False
+            if betas[0] > betas[1] or crossing[port] != crossing[other]:
+                return True
+            return (other not in fixed, other) < (port not in fixed, port)
 
-    def outranks(other: int, port: int) -> bool:
-        """A strict order, so that of ports that make each other idle one stays."""
-        betas = topology.ports[other].beta_us_per_mb, topology.ports[port].beta_us_per_mb
-        if crossing[port] & ~crossing[other] or betas[0] < betas[1]:
-            return False
-        if betas[0] > betas[1] or crossing[port] != crossing[other]:
-            return True
-        return (other not in fixed, other) < (port not in fixed, port)
+        def idle(port: int) -> bool:
+            if port not in first:
+                return True
+            link = self.links[first[port]]
+            alone = crossing[port] == 1 << first[port]
+            if alone and self.ports[port].beta_us_per_mb <= link.beta_us_per_mb:
+                return True
+            return any(other != port and outranks(other, port) for other in link.ports)
 
-    def idle(port: int) -> bool:
-        if port not in first:
-            return True
-        link = topology.links[first[port]]
-        alone = crossing[port] == 1 << first[port]
-        if alone and topology.ports[port].beta_us_per_mb <= link.beta_us_per_mb:
-            return True
-        return any(other != port and outranks(other, port) for other in link.ports)
+        return {port for port in range(len(self.ports)) if port not in fixed and idle(port)}
 
-    kept = [port for port in range(len(topology.ports)) if port in fixed or not idle(port)]
+
+def _without_ports(topology: Topology, dropped: set[int]) -> Topology:
+    """The topology without some of its ports."""
+    kept = [port for port in range(len(topology.ports)) if port not in dropped]
     new_id = {old: new for new, old in enumerate(kept)}
     links_left = tuple(
         Link(
