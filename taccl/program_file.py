@@ -78,7 +78,7 @@ def _open_native(file: str, topology: Topology | None, options: dict[str, Any]) 
     ranks = algorithm.collective.ranks
     if ranks != topology.ranks:
         raise UsageError(f"{file} is for {ranks} ranks, {topology.name} has {topology.ranks}")
-    return ProgramFile(lower_exact(algorithm, topology), algorithm.collective, algorithm)
+    return ProgramFile(lower_exact(algorithm, topology).program, algorithm.collective, algorithm)
 
 
 def _collective(program: Program, options: dict[str, Any]) -> Collective | None:
