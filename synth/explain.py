@@ -259,7 +259,8 @@ def _activity_leg(topology: Topology, simulation: Simulation, index: int) -> Leg
         resource = _shared(topology, activity, simulation.activities[activity.after])
     dst = activity.dst if activity.kind == "message" else activity.rank
     return Leg(
-        activity.kind, activity.rank, dst, activity.link, activity.count, us(activity.start_fs - activity.ready_fs), us(activity.start_fs), us(activity.end_fs),
+        activity.kind, activity.rank, dst, activity.link, activity.count,
+        us(activity.start_fs - activity.ready_fs), us(activity.start_fs), us(activity.end_fs),
         activity.reason, resource,
     )  # fmt: skip
 

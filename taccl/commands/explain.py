@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from taccl.commands.options import Size, print_json
+from taccl.program_file import collective_options, open_program
 
 if TYPE_CHECKING:
-    from taccl.synth.algorithm import Algorithm
     from taccl.synth.explain import Explanation
-    from taccl.synth.program import Program
 
 MAX_LEGS = 40  # of the critical path, in text
 
@@ -21,22 +20,22 @@ MAX_LEGS = 40  # of the critical path, in text
 @click.option("--topology", required=True, metavar="NAME|FILE", help="ndv2:2, torus2d:4x4, profile.yaml ...")
 @click.option("--size", type=Size(), help="nccl-tests size; default: the algorithm's own, 1MB for a program.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-def command(file: str, topology: str, size: int | None, as_json: bool) -> None:
+@collective_options
+def command(file: str, topology: str, size: int | None, as_json: bool, **options: Any) -> None:
     """Say what bounds an algorithm's time, and what would help.
 
     FILE is a native .json algorithm or MSCCL XML from any source.
     """
     from taccl.errors import UsageError
     from taccl.profiles.load import load_topology
-    from taccl.synth.algorithm import Algorithm
     from taccl.synth.explain import explain
 
-    subject = _load(file)
-    if size is None:
-        size = subject.size_bytes if isinstance(subject, Algorithm) else 10**6
     cluster = load_topology(topology)
+    opened = open_program(file, cluster, options)
+    if size is None:
+        size = opened.algorithm.size_bytes if opened.algorithm else 10**6
     try:
-        explanation = explain(subject, cluster, size)
+        explanation = explain(opened.algorithm or opened.program, cluster, size, opened.collective)
     except ValueError as error:
         raise UsageError(f"{file} on {cluster.name}: {error}") from error
     if as_json:
@@ -155,15 +154,3 @@ def _cut_lines(e: Explanation) -> list[str]:
     if len(cut.crossing) > 12:
         lines.append(f"  and {len(cut.crossing) - 12} more, all in --json")
     return lines
-
-
-def _load(file: str) -> Program | Algorithm:
-    from pathlib import Path
-
-    from taccl.profiles.yaml_reader import read_text
-    from taccl.synth.export.native import read_native
-    from taccl.synth.msccl_xml import read_xml
-
-    if file.endswith(".json"):
-        return read_native(read_text(Path(file)), file)
-    return read_xml(Path(file).read_bytes(), file)

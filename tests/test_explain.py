@@ -1,0 +1,174 @@
+"""Explanations: critical path, loads, bottleneck and remedies of small algorithms and programs."""
+
+from __future__ import annotations
+
+import json
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from taccl.commands.explain import command, document, text
+from taccl.errors import UsageError
+from taccl.profiles.topology import Link, Port, Topology
+from taccl.synth.algorithm import Algorithm, Certificate
+from taccl.synth.bounds import lower_bound
+from taccl.synth.collective import Collective, build
+from taccl.synth.cost import costs
+from taccl.synth.explain import explain
+from taccl.synth.explain_changes import faster, quicker
+from taccl.synth.msccl_xml import write_xml
+from taccl.synth.program import Program, RankProgram, Step, Threadblock
+from taccl.synth.schedule import Transfer, completion_fs, time_in_order
+
+MB = 10**6
+
+
+def joined(ranks: int, slow: int = 10) -> Topology:
+    """A line in both directions; every link into the last rank crosses one slow port."""
+    pairs = [(a, b) for a in range(ranks) for b in range(ranks) if abs(a - b) == 1]
+    ports = (Port("last.in", Fraction(slow), "nic"),)
+    links = tuple(
+        Link(a, b, Fraction(1), Fraction(10), Fraction(1), (0,) if b == ranks - 1 else ()) for a, b in pairs
+    )
+    return Topology("line", (tuple(range(ranks)),), links, ports)
+
+
+def timed(topology: Topology, collective: Collective, transfers: list[Transfer], size: int) -> Algorithm:
+    prices = costs(topology, collective.chunk_bytes(size))
+    messages = time_in_order(topology, collective, prices, transfers)
+    certificate = Certificate(0.0, "", 0.0, "feasible")
+    return Algorithm(
+        "by hand", collective, topology.name, size, messages, completion_fs(prices, messages), certificate, "hand"
+    )  # fmt: skip
+
+
+def link_between(topology: Topology, a: int, b: int) -> int:
+    return next(e for e, link in enumerate(topology.links) if (link.src, link.dst) == (a, b))
+
+
+def broadcast_on_a_line() -> tuple[Topology, Algorithm]:
+    topology = joined(3, slow=30)
+    steps = [(0, 1, 0), (0, 1, 1), (1, 2, 0), (1, 2, 1)]
+    transfers = [Transfer(link_between(topology, a, b), (c,)) for a, b, c in steps]
+    return topology, timed(topology, build("broadcast", 3, 2), transfers, 2 * MB)
+
+
+def test_the_critical_path_tells_why_each_message_waited() -> None:
+    topology, algorithm = broadcast_on_a_line()
+    told = explain(algorithm, topology, 2 * MB)
+    assert told.time_us == 1 + 10 + (1 + 30) + (1 + 30)
+    assert [(leg.src, leg.dst, leg.reason) for leg in told.path] == [
+        (0, 1, "start"), (1, 2, "data"), (1, 2, "resource"),
+    ]  # fmt: skip
+    last = told.path[-1]
+    assert last.resource == "last.in"
+    assert last.waited_us == (1 + 10 + 1 + 30) - 2 * (1 + 10)
+    assert all(a.end_us <= b.end_us for a, b in zip(told.path, told.path[1:], strict=False))
+
+
+def test_loads_and_bottleneck_name_the_slow_port() -> None:
+    topology, algorithm = broadcast_on_a_line()
+    told = explain(algorithm, topology, 2 * MB)
+    assert told.loads[0].resource == "last.in"
+    assert told.loads[0].busy_us == 2 * (1 + 30)
+    assert told.loads[0].utilisation == pytest.approx(62 / 73)
+    cut = told.bound.bottleneck
+    assert cut is not None
+    assert (cut.ranks, cut.leaving, cut.bytes) == ((2,), False, 2 * MB)
+    assert [c.resource for c in cut.crossing] == ["last.in"]
+    assert told.bound.time_fs == lower_bound(topology, algorithm.collective, 2 * MB).time_fs
+
+
+def test_remedies_are_ranked_and_true() -> None:
+    topology, algorithm = broadcast_on_a_line()
+    told = explain(algorithm, topology, 2 * MB)
+    best = told.remedies[0]
+    assert best.change in ("twice the rate of last.in", "twice the rate of every nic port")
+    assert best.bound_us < told.bound.time_us
+    doubled = faster(topology, [len(topology.links)])
+    assert best.bound_us == lower_bound(doubled, algorithm.collective, 2 * MB).time_us
+    assert best.time_us == 1 + 10 + 2 * (1 + 15)
+    assert [r.bound_us for r in told.remedies] == sorted(r.bound_us for r in told.remedies)
+    assert all(r.bound_us < told.bound.time_us or r.time_us < told.time_us for r in told.remedies)
+
+
+def test_reductions_stand_on_the_path() -> None:
+    line = joined(2)
+    topology = Topology("reducing", line.nodes, line.links, line.ports, reduce_alpha_us=Fraction(5))
+    algorithm = timed(
+        topology, build("reduce", 2), [Transfer(link_between(topology, 1, 0), (0,), "reduce")], MB
+    )  # fmt: skip
+    told = explain(algorithm, topology, MB)
+    assert [leg.kind for leg in told.path] == ["message", "reduce"]
+    assert told.time_us == 1 + 10 + 5
+
+
+def test_another_size_is_timed_again() -> None:
+    topology, algorithm = broadcast_on_a_line()
+    assert explain(algorithm, topology, 4 * MB).time_us == 1 + 20 + 2 * (1 + 60)
+
+
+def test_a_foreign_topology_is_refused() -> None:
+    _, algorithm = broadcast_on_a_line()
+    with pytest.raises(UsageError, match="3 ranks"):
+        explain(algorithm, joined(4), MB)
+    other = joined(3)
+    turned = Topology("other", other.nodes, tuple(reversed(other.links)), other.ports)
+    with pytest.raises(UsageError, match="give the topology that it was made for"):
+        explain(algorithm, turned, MB)
+
+
+def test_changes_touch_what_they_name() -> None:
+    topology = joined(3)
+    doubled = faster(topology, [len(topology.links)])
+    into_last = link_between(topology, 1, 2)
+    assert doubled.ports[0].beta_us_per_mb == 5
+    # The link's own beta only repeated the port's.
+    assert doubled.links[into_last].beta_us_per_mb == 5
+    assert doubled.links[link_between(topology, 0, 1)].beta_us_per_mb == 10
+    assert {link.alpha_us for link in quicker(topology, "link").links} == {Fraction(1, 2)}
+    assert quicker(topology, "nvlink") == topology
+
+
+def exchange() -> Program:
+    """Two ranks that send each other their block, in place and out of place."""
+    gpus = []
+    for rank in (0, 1):
+        peer = 1 - rank
+        blocks = (
+            Threadblock(0, peer, -1, 0, (Step("s", "i", 0, "o", rank, 1),)),
+            Threadblock(1, -1, peer, 0, (Step("r", "i", 0, "o", peer, 1),)),
+            Threadblock(2, -1, -1, 0, (Step("cpy", "i", 0, "o", rank, 1),)),
+        )
+        gpus.append(RankProgram(rank, 1, 2, 0, blocks))
+    return Program("exchange", "allgather", "Simple", 1, 2, 2, False, True, 0, 1 << 30, tuple(gpus))
+
+
+def test_programs_are_explained_through_the_simulator(tmp_path: Path) -> None:
+    pairs = ((0, 1), (1, 0))
+    links = tuple(Link(a, b, Fraction(1), Fraction(10), Fraction(1)) for a, b in pairs)
+    topology = Topology("pair", ((0, 1),), links)
+    told = explain(exchange(), topology, 2 * MB)
+    assert told.time_us == told.bound.time_us == 11
+    assert told.gap == 0
+    assert [leg.kind for leg in told.path] == ["message"]
+    found = document(told)
+    assert found["schema"] == "taccl/explain/v1"
+    assert found["lower_bound_us"] == 11
+    assert "What would help" in text(told)
+
+
+def test_the_command_prints_text_and_json(tmp_path: Path) -> None:
+    file = tmp_path / "exchange.xml"
+    file.write_text(write_xml(exchange()))
+    shown = CliRunner().invoke(command, [str(file), "--topology", "ring:2", "--size", "2MB"])
+    assert shown.exit_code == 0, shown.output
+    assert "Critical path" in shown.output
+    parsed = json.loads(
+        CliRunner().invoke(command, [str(file), "--topology", "ring:2", "--json"]).output
+    )  # fmt: skip
+    assert parsed["size_bytes"] == MB
+    assert parsed["time_us"] >= parsed["lower_bound_us"] > 0
+    assert parsed["critical_path"]
