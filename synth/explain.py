@@ -14,7 +14,7 @@ from taccl.profiles.topology import Topology
 from taccl.synth.algorithm import Algorithm, Message
 from taccl.synth.bounds import Bound, lower_bound
 from taccl.synth.collective import Collective
-from taccl.synth.cost import FS_PER_US, Costs, costs, us
+from taccl.synth.cost import Costs, costs, us
 from taccl.synth.explain_changes import Change, changes
 from taccl.synth.program import Program
 from taccl.synth.schedule import as_transfers, completion_fs, time_in_order
@@ -290,7 +290,7 @@ def _explanation(
     remedies = [
         _judged(change, collective, size_bytes, again) for change in changes(topology, bound, on_path)
     ]
-    helpful = [r for r in remedies if r.bound_us < bound.time_us or r.time_us < time_fs / FS_PER_US]
+    helpful = [r for r in remedies if r.bound_us < bound.time_us or r.time_us < us(time_fs)]
     return Explanation(
         name, collective.name, topology.name, topology.ranks, size_bytes, us(time_fs), bound, path,
         tuple(Load(resource_text(topology, r), us(-held), -held / max(1, time_fs)) for held, r in loads),

@@ -12,7 +12,7 @@ from taccl.program_file import collective_options, open_program
 if TYPE_CHECKING:
     from taccl.synth.explain import Explanation
 
-MAX_LEGS = 40  # of the critical path, in text
+MAX_RUNS = 40  # of the critical path, in text
 
 
 @click.command("explain")
@@ -122,18 +122,30 @@ def text(explanation: Explanation) -> str:
 
 
 def _path_lines(e: Explanation) -> list[str]:
+    from itertools import groupby
+
     from taccl.synth.explain import REASON_TEXT
 
+    # A run of equal messages over one link is told once, or a long pipeline would fill the screen.
+    runs = [
+        list(run) for _, run in groupby(e.path, key=lambda x: (x.kind, x.src, x.dst, x.reason, x.resource))
+    ]
     lines = ["", f"Critical path ({len(e.path)} steps)"]
-    shown = e.path if len(e.path) <= MAX_LEGS else e.path[-MAX_LEGS:]
-    if len(shown) < len(e.path):
-        lines.append(f"  ... {len(e.path) - len(shown)} earlier steps, all in --json")
-    for leg in shown:
+    shown = runs[-MAX_RUNS:]
+    if len(shown) < len(runs):
+        hidden = sum(len(run) for run in runs[:-MAX_RUNS])
+        lines.append(f"  ... {hidden} earlier steps, all in --json")
+    for run in shown:
+        leg = run[0]
         what = f"{leg.src}->{leg.dst}" if leg.kind == "message" else f"reduce on {leg.src}"
         why = REASON_TEXT[leg.reason] + (f" ({leg.resource})" if leg.resource else "")
-        wait = f", waited {leg.waited_us:.3f} us" if leg.waited_us > 0 else ""
-        chunks = f"{leg.chunks} chunk{'s' if leg.chunks != 1 else ''}"
-        lines.append(f"  {leg.start_us:>12.3f} - {leg.end_us:>12.3f} us  {what}, {chunks}: {why}{wait}")
+        longest = max(x.waited_us for x in run)
+        wait = f", waited {longest:.3f} us" if longest > 0 else ""
+        total = sum(x.chunks for x in run)
+        chunks = f"{total} chunk{'s' if total != 1 else ''}" + (
+            f" in {len(run)} messages" if len(run) > 1 else ""
+        )
+        lines.append(f"  {leg.start_us:>12.3f} - {run[-1].end_us:>12.3f} us  {what}, {chunks}: {why}{wait}")
     return lines
 
 
