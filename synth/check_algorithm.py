@@ -22,8 +22,9 @@ def check_algorithm(algorithm: Algorithm, topology: Topology) -> list[str]:
 
     Checked: messages follow their links and the cost model to the femtosecond; no link and no port carries
     two at once; a rank sends only what it has when the message starts; a rank's reductions run one after
-    another in order of arrival; at the end each destination holds each wanted contribution exactly once;
-    `time_fs` is the end of the last arrival or reduction. O(m log m) for m messages, times chunks a message.
+    another in order of arrival (of equal arrivals: of start, then of link); at the end each destination holds
+    each wanted contribution exactly once; `time_fs` is the end of the last arrival or reduction. O(m log m)
+    for m messages, times chunks a message.
     """
     problems: list[str] = []
     for problem in _problems(algorithm, topology):
@@ -120,9 +121,13 @@ def _data(algorithm: Algorithm, price: Costs) -> Iterator[str]:
             mine, twice = value.get((rank, number), (0, 0))
             value[rank, number] = (mine | 1 << (bit if collective.combining else 0), twice)
         wanted.append((1 << len(contributions)) - 1 if collective.combining else 1)
-    due = _due(algorithm)
+    # Reductions that arrive at one instant run in the order of their starts, then of their links.
+    turn = [0] * len(messages)
+    by_start = sorted(range(len(messages)), key=lambda n: (messages[n].start_fs, messages[n].link, n))
+    for place, number in enumerate(by_start):
+        turn[number] = place
     events: list[tuple[int, int, int, int]] = [
-        (m.start_fs, _START, 0, number) for number, m in enumerate(messages)
+        (m.start_fs, _START, turn[number], number) for number, m in enumerate(messages)
     ]
     heapq.heapify(events)
     carried: dict[int, list[tuple[int, int]]] = {}
@@ -136,13 +141,13 @@ def _data(algorithm: Algorithm, price: Costs) -> Iterator[str]:
             if missing:
                 yield f"{_name(number, message)}: rank {message.src} does not have chunk {missing[0]} yet"
             carried[number] = [value.get((message.src, c), (0, 0)) for c in message.chunks]
-            heapq.heappush(events, (message.end_fs, _ARRIVAL, due[number], number))
+            heapq.heappush(events, (message.end_fs, _ARRIVAL, turn[number], number))
             continue
         last = max(last, now)
         if kind == _ARRIVAL and message.op == "reduce":
             done = max(engine_free[message.dst], now) + price.reduce(len(message.chunks))
             engine_free[message.dst] = done
-            heapq.heappush(events, (done, _REDUCED, due[number], number))
+            heapq.heappush(events, (done, _REDUCED, turn[number], number))
             continue
         for c, (sent, sent_twice) in zip(message.chunks, carried.pop(number), strict=True):
             if kind == _REDUCED:
@@ -153,29 +158,6 @@ def _data(algorithm: Algorithm, price: Costs) -> Iterator[str]:
     yield from _outcome(algorithm, value, wanted)
     if last != algorithm.time_fs:
         yield f"time_fs is {algorithm.time_fs}, but the last arrival or reduction ends at {last} fs"
-
-
-def _due(algorithm: Algorithm) -> list[int]:
-    """When each message's chunks first leave its destination after it arrived: orders equal arrivals.
-
-    Reductions that arrive at one instant may run in any order, so the algorithm is right if any order
-    serves; earliest due date first is such an order if there is one (Jackson 1955, one machine, lateness).
-    """
-    departures: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
-    for message in sorted(algorithm.messages, key=lambda m: -m.start_fs):
-        for chunk in message.chunks:
-            departures[message.src, chunk].append(message.start_fs)  # descending
-    never = algorithm.time_fs + 1
-    due = [never] * len(algorithm.messages)
-    for number in sorted(range(len(algorithm.messages)), key=lambda n: algorithm.messages[n].end_fs):
-        message = algorithm.messages[number]
-        for chunk in message.chunks:
-            later = departures[message.dst, chunk]
-            while later and later[-1] < message.end_fs:
-                later.pop()
-            if later:
-                due[number] = min(due[number], later[-1])
-    return due
 
 
 def _outcome(
