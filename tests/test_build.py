@@ -27,6 +27,7 @@ schema: taccl/cluster/v1
 topology: ring:4
 output: out
 engine: ring
+partition: 2
 collectives:
   - collective: allgather
     sizes: [1KB, 1MB]
@@ -57,7 +58,7 @@ def contents(folder: Path) -> dict[str, tuple[bytes, int]]:
 def test_synth_writes_what_verifies(tmp_path: Path) -> None:
     target = tmp_path / "ag.xml"
     result = taccl("synth", "-t", "ring:4", "-c", "allgather", "--size", "1MB", "-o", str(target), "--json",
-                   "--time-limit", "5s")  # fmt: skip
+                   "--partition", "1", "--time-limit", "5s")  # fmt: skip
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
     assert found["schema"] == "taccl/synth/v1"
@@ -71,7 +72,7 @@ def test_synth_same_request_same_bytes(tmp_path: Path) -> None:
     for name in ("a", "b"):
         for suffix in (".xml", ".json"):
             result = taccl("synth", "-t", "ring:4", "-c", "allreduce", "--size", "64KB", "--engine", "greedy",
-                           "-o", str(tmp_path / (name + suffix)))  # fmt: skip
+                           "--partition", "1", "-o", str(tmp_path / (name + suffix)))  # fmt: skip
             assert result.exit_code == 0, result.output
     assert (tmp_path / "a.xml").read_bytes() == (tmp_path / "b.xml").read_bytes()
     assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
@@ -95,7 +96,7 @@ def test_synth_check_up_to_date(tmp_path: Path) -> None:
     assert taccl(*line).exit_code == 0
     assert taccl(*line, "--check-up-to-date").exit_code == 0
     before = target.read_bytes()
-    result = taccl(*line, "--check-up-to-date", "--size", "1MB", "--partition", "2")
+    result = taccl(*line, "--check-up-to-date", "--partition", "2")
     assert result.exit_code == 1 and "is stale" in result.stderr
     assert target.read_bytes() == before
     assert taccl(*line[:-1], str(tmp_path / "none.xml"), "--check-up-to-date").exit_code == 3
@@ -144,7 +145,7 @@ def test_synth_alltoallv_sendrecv_custom(tmp_path: Path) -> None:
     )
     demand = tmp_path / "demand.txt"
     demand.write_text("# from rank i to rank j\n0 2 0 0\n0 0 1 0\n0 0 0 1\n3 0 0 0\n")
-    common = ["synth", "-t", "ring:4", "--size", "1MB", "--time-limit", "3", "--json"]
+    common = ["synth", "-t", "ring:4", "--size", "1MB", "--engine", "direct", "--json"]
     for added in (
         ["-c", "custom", "--pre-post", str(own)],
         ["-c", "alltoallv", "--demand", str(demand)],
