@@ -61,9 +61,9 @@ class Product:
     def text(self, suffix: str) -> str:
         """The file: ".json" is the native algorithm, ".xml" the program as MSCCL XML."""
         if suffix == ".json":
-            from taccl.synth.export.native import write_native
+            from taccl.synth.native import write_native
 
-            return write_native(self.algorithm)
+            return write_native(self.algorithm, self.topology)
         from taccl.synth.msccl_xml import write_xml
 
         return write_xml(self.program)

@@ -27,7 +27,16 @@ class ProgramFile:
 
     program: Program
     collective: Collective | None  # what it must achieve; None: what its attributes name
-    algorithm: Algorithm | None  # that it was lowered from, of a native file
+    algorithm: Algorithm | None = None  # that it was lowered from, of a native file
+    topology: Topology | None = None  # that a native file holds
+
+
+class WrongAlgorithm(CheckFailed):
+    """A native file whose schedule breaks its own promises; `problems` has a sentence for each."""
+
+    def __init__(self, file: str, problems: list[str]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("\n".join([f"{file}: the algorithm is wrong", *problems]))
 
 
 def collective_options(function: Callable[..., None]) -> Callable[..., None]:
@@ -44,14 +53,14 @@ def collective_options(function: Callable[..., None]) -> Callable[..., None]:
     return function
 
 
-def open_program(file: str, topology: Topology | None, options: dict[str, Any]) -> ProgramFile:
+def open_program(file: str, options: dict[str, Any]) -> ProgramFile:
     """Read a program; `options` are those of `collective_options`.
 
-    A native .json needs the topology, on which its algorithm is lowered. Raises InvalidInput for the file,
-    UsageError for options that do not fit.
+    A native .json is lowered on the topology that it holds. Raises InvalidInput for the file, UsageError for
+    options that do not fit, WrongAlgorithm for a schedule that cannot be lowered.
     """
     if file.endswith(".json"):
-        return _open_native(file, topology, options)
+        return _open_native(file, options)
     from taccl.synth.msccl_xml import MAX_FILE_BYTES, read_xml
 
     with Path(file).open("rb") as stream:
@@ -61,24 +70,35 @@ def open_program(file: str, topology: Topology | None, options: dict[str, Any]) 
     if root >= program.ranks:
         raise UsageError(f"--root {root}: the ranks of {file} are 0..{program.ranks - 1}")
     program = replace(program, collective=name, root=root)
-    return ProgramFile(program, _collective(program, options), None)
+    return ProgramFile(program, _collective(program, options))
 
 
-def _open_native(file: str, topology: Topology | None, options: dict[str, Any]) -> ProgramFile:
+def topology_of(opened: ProgramFile, spec: str | None) -> Topology:
+    """The topology that an option names, else the one in the native file. Raises UsageError without either."""
+    from taccl.profiles.load import load_topology
+
+    if spec is not None:
+        return load_topology(spec)
+    if opened.topology is None:
+        raise UsageError("--topology is needed: XML does not say what cluster it is for")
+    return opened.topology
+
+
+def _open_native(file: str, options: dict[str, Any]) -> ProgramFile:
     from taccl.profiles.yaml_reader import read_text
-    from taccl.synth.export.native import read_native
+    from taccl.synth.check_algorithm import check_algorithm
     from taccl.synth.lower import lower_exact
+    from taccl.synth.native import read_native
 
     for name in ("collective", "root", "demand", "pairs", "pre_post"):
         if options[name] is not None:
             raise UsageError(f"--{name.replace('_', '-')} is for XML; {file} says what its collective is")
-    if topology is None:
-        raise UsageError(f"{file} holds an algorithm for a topology: give it with --topology")
-    algorithm = read_native(read_text(Path(file), MAX_NATIVE_BYTES), file)
-    ranks = algorithm.collective.ranks
-    if ranks != topology.ranks:
-        raise UsageError(f"{file} is for {ranks} ranks, {topology.name} has {topology.ranks}")
-    return ProgramFile(lower_exact(algorithm, topology).program, algorithm.collective, algorithm)
+    algorithm, topology = read_native(read_text(Path(file), MAX_NATIVE_BYTES), file)
+    problems = check_algorithm(algorithm, topology)
+    if problems:
+        raise WrongAlgorithm(file, problems)
+    program = lower_exact(algorithm, topology).program
+    return ProgramFile(program, algorithm.collective, algorithm, topology)
 
 
 def _collective(program: Program, options: dict[str, Any]) -> Collective | None:

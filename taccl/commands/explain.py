@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from taccl.commands.options import Size, print_json
-from taccl.program_file import collective_options, open_program
+from taccl.program_file import collective_options, open_program, topology_of
 
 if TYPE_CHECKING:
     from taccl.synth.explain import Explanation
@@ -17,21 +17,20 @@ MAX_RUNS = 40  # of the critical path, in text
 
 @click.command("explain")
 @click.argument("file", type=click.Path(dir_okay=False))
-@click.option("--topology", required=True, metavar="NAME|FILE", help="ndv2:2, torus2d:4x4, profile.yaml ...")
+@click.option("--topology", metavar="T", help="ndv2:2, profile.yaml ...; a native file brings its own.")
 @click.option("--size", type=Size(), help="nccl-tests size; default: the algorithm's own, 1MB for a program.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @collective_options
-def command(file: str, topology: str, size: int | None, as_json: bool, **options: Any) -> None:
+def command(file: str, topology: str | None, size: int | None, as_json: bool, **options: Any) -> None:
     """Say what bounds an algorithm's time, and what would help.
 
     FILE is a native .json algorithm or MSCCL XML from any source.
     """
     from taccl.errors import UsageError
-    from taccl.profiles.load import load_topology
     from taccl.synth.explain import explain
 
-    cluster = load_topology(topology)
-    opened = open_program(file, cluster, options)
+    opened = open_program(file, options)
+    cluster = topology_of(opened, topology)
     if size is None:
         size = opened.algorithm.size_bytes if opened.algorithm else 10**6
     try:

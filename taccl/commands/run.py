@@ -211,7 +211,7 @@ def _prepare(
     dtypes = tuple(select_dtypes(options["dtype"]))
     try:
         topology = None if options["topology"] is None else load_topology(options["topology"])
-        opened = open_program(options["file"], topology, options)
+        opened = open_program(options["file"], options)
     except OSError as error:
         place = str(error.filename or options["file"])
         raise InvalidInput([Diagnostic(place, 0, 0, "R100", error.strerror or str(error))]) from error

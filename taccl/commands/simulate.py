@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from taccl.commands.options import Size, print_json
-from taccl.program_file import collective_options, open_program
+from taccl.program_file import collective_options, open_program, topology_of
 
 if TYPE_CHECKING:
     from taccl.profiles.topology import Topology
@@ -18,9 +18,7 @@ SHOWN = 24  # activities of the critical path that the text form prints
 
 @click.command("simulate")
 @click.argument("file", type=click.Path(dir_okay=False))
-@click.option(
-    "--topology", required=True, metavar="T", help="A profile: NAME:NODES, NAME:SHAPE or FILE.yaml."
-)
+@click.option("--topology", metavar="T", help="ndv2:2, profile.yaml ...; a native file brings its own.")
 @click.option("--size", type=Size(), help="As nccl-tests prints it, e.g. 1MB. Default: a native file's own.")
 @collective_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
@@ -31,14 +29,13 @@ def command(**options: Any) -> None:
     that no algorithm beats, the busiest link or port, and the chain of messages that leads to the end.
     """
     from taccl.errors import UsageError
-    from taccl.profiles.load import load_topology
     from taccl.synth.bounds import lower_bound
     from taccl.synth.cost import us
     from taccl.synth.simulate import resource_name, simulate
 
     file, size = options["file"], options["size"]
-    cluster = load_topology(options["topology"])
-    opened = open_program(file, cluster, options)
+    opened = open_program(file, options)
+    cluster = topology_of(opened, options["topology"])
     if size is None:
         if opened.algorithm is None:
             raise UsageError("--size is needed: XML does not say how large the collective is")

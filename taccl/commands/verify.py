@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from taccl.commands.options import print_json
-from taccl.program_file import collective_options, open_program
+from taccl.program_file import WrongAlgorithm, collective_options, open_program
 
 if TYPE_CHECKING:
+    from taccl.synth.program import Program
     from taccl.synth.verify_finding import Finding
 
 
 @click.command("verify")
 @click.argument("file", type=click.Path(dir_okay=False))
-@click.option("--topology", metavar="T", help="Of a native .json: the topology that its times are for.")
+@click.option("--topology", metavar="T", help="Check a native .json's times for this topology too.")
 @collective_options
 @click.option("--strict", is_flag=True, help="Limits that only some loaders have are errors, not warnings.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
@@ -34,28 +35,26 @@ def command(ctx: click.Context, /, **options: Any) -> None:
 
     file = options["file"]
     cluster = None if options["topology"] is None else load_topology(options["topology"])
-    opened = open_program(file, cluster, options)
     findings: list[Finding] = []
-    if opened.algorithm is not None:
-        assert cluster is not None
-        findings += [Finding("A100", problem) for problem in check_algorithm(opened.algorithm, cluster)]
-    findings += verify(opened.program, collective=opened.collective, strict=options["strict"])
+    what = "the algorithm"
+    try:
+        opened = open_program(file, options)
+    except WrongAlgorithm as wrong:
+        opened = None
+        findings += [Finding("A100", problem) for problem in wrong.problems]
+    if opened is not None:
+        if opened.algorithm is not None and cluster is not None:
+            findings += [Finding("A100", problem) for problem in check_algorithm(opened.algorithm, cluster)]
+        findings += verify(opened.program, collective=opened.collective, strict=options["strict"])
+        what = _words(opened.program)
     errors = [finding for finding in findings if finding.severity == "error"]
     warnings = [finding for finding in findings if finding.severity != "error"]
-    program = opened.program
-    modes = [
-        name for name, claim in (("in place", program.inplace), ("out of place", program.outofplace)) if claim
-    ]
-    steps = sum(len(tb.steps) for gpu in program.gpus for tb in gpu.threadblocks)
     if options["as_json"]:
         print_json({
             "schema": "taccl/verify/v1",
             "file": file,
             "ok": not errors,
-            "collective": program.collective,
-            "ranks": program.ranks,
-            "steps": steps,
-            "modes": modes,
+            **_numbers(None if opened is None else opened.program),
             "errors": [_entry(finding) for finding in errors],
             "warnings": [_entry(finding) for finding in warnings],
         })  # fmt: skip
@@ -63,12 +62,35 @@ def command(ctx: click.Context, /, **options: Any) -> None:
         for finding in errors + warnings:
             click.echo(_line(file, finding))
         verdict = f"wrong, {len(errors)} error{'s' * (len(errors) > 1)}" if errors else "correct"
-        click.echo(
-            f"{file}: {verdict}: {program.collective}, {program.ranks} ranks, {steps} steps, "
-            f"{' and '.join(modes) or 'no mode'}"
-        )
+        click.echo(f"{file}: {verdict}: {what}")
     if errors:
         ctx.exit(1)
+
+
+def _modes(program: Program) -> list[str]:
+    claims = (("in place", program.inplace), ("out of place", program.outofplace))
+    return [name for name, claim in claims if claim]
+
+
+def _numbers(program: Program | None) -> dict[str, Any]:
+    """What the JSON says of the program; nulls for an algorithm that could not be lowered to one."""
+    if program is None:
+        return dict.fromkeys(("collective", "ranks", "steps", "modes"))
+    return {
+        "collective": program.collective,
+        "ranks": program.ranks,
+        "steps": _steps(program),
+        "modes": _modes(program),
+    }
+
+
+def _words(program: Program) -> str:
+    modes = " and ".join(_modes(program)) or "no mode"
+    return f"{program.collective}, {program.ranks} ranks, {_steps(program)} steps, {modes}"
+
+
+def _steps(program: Program) -> int:
+    return sum(len(tb.steps) for gpu in program.gpus for tb in gpu.threadblocks)
 
 
 def _entry(finding: Finding) -> dict[str, Any]:

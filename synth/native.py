@@ -1,0 +1,207 @@
+"""The native algorithm file: one JSON document with everything that an algorithm is, and its topology.
+
+    {
+    "schema": "taccl/algorithm/v1",
+    "name": ..., "engine": ..., "size_bytes": ..., "time_fs": ...,
+    "certificate": {...}, "provenance": {...},
+    "collective": {...}, "topology": {...},
+    "columns": ["link", "src", "dst", "start_fs", "end_fs", "op", "chunks"],
+    "messages": [
+    [0, 0, 1, 0, 23000000000, "copy", [0, [4, 9]]],
+    ...
+    ]}
+
+One line a message; a run of chunks first..last is written [first, last]. The text is canonical: equal algorithms
+give equal bytes. docs/file-formats.md describes every field.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from taccl.profiles.topology import Topology
+from taccl.synth.algorithm import Algorithm, Certificate, Message
+from taccl.synth.json_reader import Place, parse
+from taccl.synth.native_collective import collective_value, read_collective_value
+from taccl.synth.native_topology import read_topology_value, topology_lines
+
+SCHEMA = "taccl/algorithm/v1"
+COLUMNS = ("link", "src", "dst", "start_fs", "end_fs", "op", "chunks")
+OPS = ("copy", "reduce")
+STATUSES = ("optimal", "feasible")
+MAX_TEXT = 256 << 20  # characters
+MAX_HOPS = 1 << 25  # chunks in all messages together
+MAX_BYTES = 2**60
+MAX_FS = 10**27  # 10^12 s
+
+
+def write_native(algorithm: Algorithm, topology: Topology) -> str:
+    """The canonical text of an algorithm on its topology; `read_native` gives back equal values.
+
+    Raises ValueError when provenance is not plain JSON or the two do not belong together.
+    """
+    if topology.ranks != algorithm.collective.ranks:
+        raise ValueError("the algorithm and the topology have different numbers of ranks")
+    certificate = algorithm.certificate
+    head = [
+        ("schema", SCHEMA),
+        ("name", algorithm.name),
+        ("engine", algorithm.engine),
+        ("size_bytes", algorithm.size_bytes),
+        ("time_fs", algorithm.time_fs),
+        (
+            "certificate",
+            {
+                "lower_bound_us": certificate.lower_bound_us,
+                "bound_by": certificate.bound_by,
+                "solver_bound_us": certificate.solver_bound_us,
+                "status": certificate.status,
+                "proved_by": certificate.proved_by,
+            },
+        ),
+        ("topology_name", algorithm.topology_name),
+        ("collective", collective_value(algorithm.collective)),
+    ]
+    lines = ["{"]
+    lines += [f"{_json(key)}: {_json(value)}," for key, value in head]
+    lines.append(f'"provenance": {json.dumps(algorithm.provenance, sort_keys=True, allow_nan=False)},')
+    lines += ['"topology": {', *topology_lines(topology), "},"]
+    lines.append(f'"columns": {_json(COLUMNS)},')
+    rows = [
+        f'[{m.link},{m.src},{m.dst},{m.start_fs},{m.end_fs},"{m.op}",{_runs(m.chunks)}]'
+        for m in sorted(algorithm.messages, key=_order)
+    ]
+    lines += ['"messages": [', *_separated(rows), "]}"]
+    return "\n".join(lines) + "\n"
+
+
+def read_native(text: str, file: str = "<input>") -> tuple[Algorithm, Topology]:
+    """The algorithm in a native file and the topology that its times are for.
+
+    Types, ranges and references are checked, sizes before anything of their size is made; whether the schedule
+    is right is for `check_algorithm` to say. Raises InvalidInput, with line and column for broken JSON and the
+    path of the value otherwise; codes N001..N199.
+    """
+    if len(text) > MAX_TEXT:
+        Place(file, "", None).fail(f"the file is longer than {MAX_TEXT} characters")
+    root = parse(text, file)
+    root.at("schema").text((SCHEMA,))
+    root.only(
+        "schema", "name", "engine", "size_bytes", "time_fs", "certificate", "provenance", "topology_name",
+        "collective", "topology", "columns", "messages",
+    )  # fmt: skip
+    topology = read_topology_value(root.at("topology"))
+    collective = read_collective_value(root.at("collective"), topology.ranks)
+    columns = root.at("columns")
+    if columns.value != list(COLUMNS):
+        columns.fail(f"the columns of this schema are {', '.join(COLUMNS)}")
+    messages = sorted(_messages(root.at("messages"), topology, len(collective.chunks)), key=_order)
+    provenance = root.at("provenance")
+    provenance.mapping()
+    algorithm = Algorithm(
+        name=root.at("name").text(),
+        collective=collective,
+        topology_name=root.at("topology_name").text(),
+        size_bytes=root.at("size_bytes").integer(1, MAX_BYTES),
+        messages=tuple(messages),
+        time_fs=root.at("time_fs").integer(0, MAX_FS),
+        certificate=_certificate(root.at("certificate")),
+        engine=root.at("engine").text(),
+        provenance=provenance.plain(),
+    )
+    return algorithm, topology
+
+
+def _order(message: Message) -> tuple[int, int, tuple[int, ...]]:
+    return (message.start_fs, message.link, message.chunks)
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, allow_nan=False)
+
+
+def _separated(rows: Sequence[str]) -> Iterator[str]:
+    return (row + "," * (i + 1 < len(rows)) for i, row in enumerate(rows))
+
+
+def _runs(chunks: Iterable[int]) -> str:
+    """Ascending ids, runs of three or more as [first, last]."""
+    runs: list[list[int]] = []
+    for chunk in chunks:
+        if runs and chunk == runs[-1][1] + 1:
+            runs[-1][1] = chunk
+        else:
+            runs.append([chunk, chunk])
+    parts = []
+    for first, last in runs:
+        parts += [f"[{first},{last}]"] if last - first > 1 else [str(c) for c in range(first, last + 1)]
+    return f"[{','.join(parts)}]"
+
+
+def _certificate(place: Place) -> Certificate:
+    place.only("lower_bound_us", "bound_by", "solver_bound_us", "status", "proved_by")
+    bounds = []
+    for key in ("lower_bound_us", "solver_bound_us"):
+        bound = place.at(key).number()
+        if bound < 0:
+            place.at(key).fail("a bound must not be below 0")
+        bounds.append(bound)
+    return Certificate(
+        bounds[0], place.at("bound_by").text(), bounds[1], place.at("status").text(STATUSES),
+        place.at("proved_by").text(),
+    )  # fmt: skip
+
+
+def _messages(place: Place, topology: Topology, chunks: int) -> Iterator[Message]:
+    hops = 0
+    for number, row in enumerate(place.array()):
+        try:
+            link, src, dst, start, end, op, _ = row
+            well_typed = all(type(cell) is int for cell in (link, src, dst, start, end)) and type(op) is str
+        except (TypeError, ValueError):
+            well_typed = False
+        here = Place(place.file, f"{place.path}[{number}]", row)
+        if not well_typed:
+            _explain_row(here)
+        if not 0 <= link < len(topology.links):
+            _cell(here, 0).fail(f"expected a link from 0 to {len(topology.links) - 1}, found {link}")
+        found = topology.links[link]
+        if (src, dst) != (found.src, found.dst):
+            here.fail(f"link {link} joins {found.src}->{found.dst}, not {src}->{dst}")
+        if not 0 <= start <= end <= MAX_FS:
+            _cell(here, 3).fail(f"start and end must ascend from 0 to {MAX_FS}, found {start} and {end}")
+        if op not in OPS:
+            _cell(here, 5).fail(f"expected one of {', '.join(OPS)}, found {op!r}")
+        ids = _chunk_ids(_cell(here, 6), chunks)
+        hops += len(ids)
+        if hops > MAX_HOPS:
+            here.fail(f"the messages carry more than {MAX_HOPS} chunks together")
+        yield Message(link, src, dst, ids, start, end, op)
+
+
+def _cell(row: Place, column: int) -> Place:
+    return Place(row.file, f"{row.path}.{COLUMNS[column]}", row.value[column])
+
+
+def _explain_row(row: Place) -> None:
+    """Raise InvalidInput for the first cell of a row that has the wrong type."""
+    row.array(len(COLUMNS), len(COLUMNS))
+    for column in range(5):
+        _cell(row, column).integer(0, MAX_FS)
+    _cell(row, 5).text(OPS)
+    raise AssertionError("a row was refused whose cells are all right")
+
+
+def _chunk_ids(place: Place, chunks: int) -> tuple[int, ...]:
+    ids: list[int] = []
+    for entry in place.items(1, chunks):
+        if isinstance(entry.value, list):
+            first, last = (end.integer(0, chunks - 1) for end in entry.items(2, 2))
+        else:
+            first = last = entry.integer(0, chunks - 1)
+        if last < first or (ids and first <= ids[-1]):
+            entry.fail("chunk ids must ascend without repeats")
+        ids.extend(range(first, last + 1))
+    return tuple(ids)
