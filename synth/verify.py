@@ -13,13 +13,15 @@ from collections.abc import Iterable
 
 from taccl.errors import CheckFailed
 from taccl.synth.collective import Collective
-from taccl.synth.program import FIFO_DEPTH, Program
+from taccl.synth.program import FIFO_DEPTH, SENDS, Program
 from taccl.synth.program_collective import collective_of
 from taccl.synth.program_graph import ProgramGraph, graph_of
 from taccl.synth.verify_execution import (
+    chunk_by_chunk,
     deadlock,
     execute,
     finding_at,
+    message_pieces,
     mislabelled_messages,
     rendezvous_stuck,
     unmatched_messages,
@@ -75,14 +77,7 @@ def _verify_graph(
     order, stuck = execute(graph)
     if stuck:
         return [*found, deadlock(graph, order, stuck)]
-    without_buffers = rendezvous_stuck(graph)
-    if without_buffers:
-        found.append(finding_at(
-            graph, without_buffers[0], "V302",
-            "waits for ever if sends wait for their receives: the program needs the "
-            f"{FIFO_DEPTH[program.protocol]} messages that a {program.protocol} connection holds",
-            "warning",
-        ))  # fmt: skip
+    found += _buffering(program, graph)
     if collective is None:
         try:
             collective = collective_of(
@@ -101,6 +96,39 @@ def _verify_graph(
     for one in claimed if mode is None else [mode]:
         found += _verify_mode(graph, order, collective, one)
     return found
+
+
+def _buffering(program: Program, graph: ProgramGraph) -> list[Finding]:
+    """Warnings about programs that end only because connections hold messages."""
+    without_buffers = rendezvous_stuck(graph)
+    if not without_buffers:
+        return []
+    depth = FIFO_DEPTH[program.protocol]
+    found = [finding_at(
+        graph, _first_send(graph, without_buffers), "V302",
+        "waits for ever if sends wait for their receives: the program needs the "
+        f"{depth} messages that a {program.protocol} connection holds",
+        "warning",
+    )]  # fmt: skip
+    pieces = chunk_by_chunk(program)
+    if pieces is not program:
+        _, stuck = execute(graph_of(pieces))
+        if stuck:
+            whole = [i for i, step in enumerate(graph.steps) for _ in range(message_pieces(step))]
+            sender = _first_send(graph, [whole[index] for index in stuck])
+            found.append(finding_at(
+                graph, sender, "V303",
+                f"waits for ever once a message of {graph.steps[sender].count} chunks is too large "
+                f"for one slot of the FIFO and travels in pieces, of which a connection holds {depth}: "
+                "maxBytes must keep it below that",
+                "warning",
+            ))  # fmt: skip
+    return found
+
+
+def _first_send(graph: ProgramGraph, stuck: list[int]) -> int:
+    """Of stuck steps the first that sends (in any circle of waits without dependencies alone one does)."""
+    return next((index for index in stuck if graph.steps[index].kind in SENDS), stuck[0])
 
 
 def _verify_mode(graph: ProgramGraph, order: list[int], collective: Collective, mode: str) -> list[Finding]:

@@ -11,8 +11,10 @@ the kernels do.
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
+from itertools import accumulate
 
-from taccl.synth.program import RECEIVES, SENDS
+from taccl.synth.program import RECEIVES, SENDS, Program, Step
 from taccl.synth.program_graph import ProgramGraph
 from taccl.synth.verify_finding import Finding
 
@@ -176,6 +178,40 @@ def rendezvous_stuck(graph: ProgramGraph) -> list[int]:
             position[block] += 1
             work.extend(waiting.pop(index, ()))
     return [at_ for at_, (_, end) in zip(position, graph.threadblocks, strict=True) if at_ < end]
+
+
+def message_pieces(step: Step) -> int:
+    """How many messages of one chunk a step's message makes; 1 for local steps."""
+    return step.count if step.kind in SENDS or step.kind in RECEIVES else 1
+
+
+def chunk_by_chunk(program: Program) -> Program:
+    """The program with every message cut into messages of one chunk; itself if they are.
+
+    So kernels send when a message does not fit one slot of the FIFO: the larger the buffer, the fewer chunks
+    fit, down to one.
+    """
+    if all(message_pieces(s) == 1 for g in program.gpus for tb in g.threadblocks for s in tb.steps):
+        return program
+    gpus = []
+    for gpu in program.gpus:
+        ends = {tb.id: list(accumulate(map(message_pieces, tb.steps))) for tb in gpu.threadblocks}
+        threadblocks = []
+        for tb in gpu.threadblocks:
+            steps = []
+            for step in tb.steps:
+                needs = step.depends
+                if needs is not None:
+                    needs = (needs[0], ends[needs[0]][needs[1]] - 1)
+                pieces = message_pieces(step)
+                for k in range(pieces):
+                    steps.append(replace(
+                        step, src_offset=step.src_offset + k, dst_offset=step.dst_offset + k,
+                        count=step.count // pieces, depends=needs,
+                    ))  # fmt: skip
+            threadblocks.append(replace(tb, steps=tuple(steps)))
+        gpus.append(replace(gpu, threadblocks=tuple(threadblocks)))
+    return replace(program, gpus=tuple(gpus))
 
 
 def finding_at(

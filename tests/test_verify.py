@@ -55,7 +55,7 @@ def collective(program):
 def test_production_files_are_correct(path):
     program = read_xml(path.read_bytes(), str(path))
     findings = verify(program, strict=True)
-    assert {f.code for f in findings} <= {"V302"}, findings
+    assert {f.code for f in findings} <= {"V302", "V303"}, findings
     assert is_correct(findings)
 
 
@@ -189,6 +189,24 @@ def test_deadlock_depends_on_the_depth_of_the_fifo(protocol, depth):
     assert stuck.code == "V301"
     assert "FIFO slot" in stuck.message and f"step {depth}" in stuck.message
     assert (stuck.rank, stuck.threadblock, stuck.step) == (0, 0, depth)
+
+
+def test_messages_too_large_for_a_slot_are_warned_about():
+    # Both ranks send 3 chunks before they receive: one message each, but three pieces when chunks are large.
+    gpus = []
+    for r in (0, 1):
+        gpus.append((6, 6, [
+            (1 - r, 1 - r, 0, [
+                ("s", f"i{3 * (1 - r)}", f"o{3 * r}", 3), ("r", f"i{3 * r}", f"o{3 * (1 - r)}", 3),
+            ]),
+            (-1, -1, 0, [("cpy", f"i{3 * r}", f"o{3 * r}", 3)]),
+        ]))  # fmt: skip
+    simple = make("alltoall", 6, gpus)
+    found = verify(simple)
+    assert [(f.code, f.severity, f.rank, f.step) for f in found] == [
+        ("V302", "warning", 0, 0), ("V303", "warning", 0, 0),
+    ]  # fmt: skip
+    assert [f.code for f in verify(replace(simple, protocol="LL"))] == ["V302"]
 
 
 def test_a_circle_of_dependencies_is_a_deadlock_that_names_both_ends():
