@@ -1,7 +1,37 @@
 """Collective algorithms synthesised for the links a cluster really has.
 
 The pipeline is profile -> sketch -> instance -> algorithm -> program -> run; each arrow is a function
-on frozen values (see docs/architecture.md).
+on frozen values (see docs/architecture.md). The names below are imported when they are first used.
 """
 
+from __future__ import annotations
+
+from typing import Any
+
 __version__ = "0.1.0"
+
+_HOMES = {
+    "Algorithm": "taccl.synth.algorithm",
+    "Collective": "taccl.synth.collective",
+    "Program": "taccl.synth.program",
+    "Request": "taccl.synth.synthesise",
+    "TacclError": "taccl.errors",
+    "Topology": "taccl.profiles.topology",
+    "load_topology": "taccl.profiles.load",
+    "lower_exact": "taccl.synth.lower",
+    "read_xml": "taccl.synth.msccl_xml",
+    "simulate": "taccl.synth.simulate",
+    "synthesise": "taccl.synth.synthesise",
+    "verify": "taccl.synth.verify",
+    "write_xml": "taccl.synth.msccl_xml",
+}
+
+__all__ = [*_HOMES, "__version__"]  # noqa: PLE0604
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'taccl' has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(_HOMES[name]), name)

@@ -100,3 +100,16 @@ def test_sources_are_finished() -> None:
         text = path.read_text()
         assert text.startswith('"""') or not text.strip(), f"{path} has no docstring"
         assert not re.search(r"\b(TODO|FIXME|XXX|NotImplementedError)\b", text), f"{path} is unfinished"
+
+
+def test_public_names_are_what_they_say_and_come_late() -> None:
+    code = "import sys, taccl; print(sorted(m for m in sys.modules if m.startswith('taccl')))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout == "['taccl']\n"
+    for name in taccl.__all__:
+        if name != "__version__":
+            assert getattr(taccl, name).__name__ == name
+    with pytest.raises(AttributeError, match="no_such_name"):
+        _ = taccl.no_such_name
