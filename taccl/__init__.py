@@ -26,7 +26,7 @@ _HOMES = {
     "write_xml": "taccl.synth.msccl_xml",
 }
 
-__all__ = [*_HOMES, "__version__"]  # noqa: PLE0604
+__all__ = [*_HOMES, "__version__"]
 
 
 def __getattr__(name: str) -> Any:
