@@ -1,18 +1,22 @@
 """The independent judge of timed algorithms: right ones pass, each kind of wrong one is named."""
 
+import json
 import random
 from dataclasses import replace
 from fractions import Fraction
 
 import pytest
+from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from taccl.cli import cli
 from taccl.profiles.topology import Link, Port, Topology
 from taccl.synth.algorithm import Algorithm, Certificate, Message
 from taccl.synth.check_algorithm import MAX_PROBLEMS, check_algorithm
 from taccl.synth.collective import Chunk, Collective, build
 from taccl.synth.cost import costs
+from taccl.synth.native import write_native
 from taccl.synth.schedule import Transfer, completion_fs, time_in_order
 
 SIZE = 4 * 10**6
@@ -210,3 +214,21 @@ def test_damage_is_found(seed, combining, reduce_alpha):
     other = rng.choice([c for c in range(4) if c not in victim.chunks])
     swapped = replace(victim, chunks=(other,))
     assert check_algorithm(algorithm(made.collective, topology, [*rest, swapped]), topology)
+
+
+def test_the_command_judges_native_files(tmp_path):
+    good, bad = tmp_path / "good.json", tmp_path / "bad.json"
+    good.write_text(write_native(REDUCE, TOPOLOGY))
+    bad.write_text(write_native(replace(REDUCE, messages=REDUCE.messages[1:]), TOPOLOGY))
+    runner = CliRunner()
+    result = runner.invoke(cli, ["verify", str(good), "--json"])
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["ok"] is True
+    result = runner.invoke(cli, ["verify", str(bad), "--json"])
+    assert result.exit_code == 1
+    errors = json.loads(result.stdout)["errors"]
+    assert errors and all(error["code"] == "A100" for error in errors)
+    elsewhere = runner.invoke(cli, ["verify", str(good), "--topology", "ring:4"])
+    assert elsewhere.exit_code == 1 and "error[A100]" in elsewhere.stdout
+    priced = runner.invoke(cli, ["simulate", str(good), "--json"])
+    assert json.loads(priced.stdout)["time_us"] == REDUCE.time_fs / 10**9
