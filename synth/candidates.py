@@ -81,6 +81,34 @@ def _exchanges_hold(costs: Costs, transfers: Sequence[Transfer], messages: Seque
     return True
 
 
+def complete(topology: Topology, collective: Collective, transfers: Sequence[Transfer]) -> bool:
+    """Whether the transfers touch every rank that must receive (or contribute to) every chunk.
+
+    A cheap sieve against halves of schedules; the answer of synthesis is proven by check_algorithm.
+    """
+    received: dict[int, set[int]] = {}
+    gave: dict[int, set[int]] = {}
+    for transfer in transfers:
+        link = topology.links[transfer.link]
+        for chunk in transfer.chunks:
+            received.setdefault(chunk, set()).add(link.dst)
+            if transfer.op == "reduce":
+                gave.setdefault(chunk, set()).add(link.src)
+    for number, chunk in enumerate(collective.chunks):
+        sources = {rank for rank, _ in chunk.sources}
+        wanted = {rank for rank, _ in chunk.destinations}
+        arrived, given = received.get(number, set()), gave.get(number, set())
+        if not collective.combining and not wanted - sources <= arrived:
+            return False
+        if (
+            collective.combining
+            and len(sources) > 1
+            and not (wanted <= arrived and len(given) >= len(sources) - 1)
+        ):
+            return False
+    return True
+
+
 def obeys(
     restrictions: Restrictions, topology: Topology, collective: Collective, messages: Sequence[Message]
 ) -> bool:

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 
 from taccl.profiles.topology import Topology, reverse
 from taccl.sketches.restrictions import Permutation, Restrictions
-from taccl.synth.candidates import Candidate, best_timing, obeys
+from taccl.synth.candidates import Candidate, best_timing, complete, obeys
 from taccl.synth.collective import Collective, refined
-from taccl.synth.engines.greedy import greedy, tastes
+from taccl.synth.engines.greedy import Taste, greedy, tastes
 from taccl.synth.improve import improve
 from taccl.synth.models.messages import solve_messages
 from taccl.synth.models.orbits import close, free_group, identity
@@ -76,6 +76,8 @@ class Search:
 
     def offer(self, engine: str, p: Problem, transfers: Sequence[Transfer]) -> Candidate | None:
         """Time transfers; remember them when they obey the sketch. Returns the candidate if acceptable."""
+        if not complete(self.topology, p.collective, transfers):
+            return None
         candidate = best_timing(engine, self.topology, p.collective, p.costs, transfers)
         if candidate is None or not obeys(self.restrictions, self.topology, p.collective, candidate.messages):
             return None
@@ -179,6 +181,9 @@ class Search:
             single = _alone(p, number)
             ops = "reduce" if layer.kind == "collect" else "copy"
             own = [t for t in known.transfers if t.op == ops and t.after is None]
+            if not own:
+                # The best schedule is no set of trees (an exchange); greedy trees are the start then.
+                own = [t for t in greedy(p, Taste(1.0, True, 0)) or () if t.op == ops]
             # A collect layer is solved as a spread on the turned links, so its hint runs backwards.
             hint = [replace(t, op="copy") for t in (reversed(own) if ops == "reduce" else own)]
             seed = best_timing("cp-sat", single.topology, single.collective, single.costs, hint)

@@ -14,13 +14,14 @@ from fractions import Fraction
 from importlib.metadata import version
 
 from taccl import __version__
-from taccl.errors import Infeasible, Interrupted, NoSolutionInTime, UsageError
+from taccl.errors import CheckFailed, Infeasible, Interrupted, NoSolutionInTime, UsageError
 from taccl.profiles.topology import Topology
 from taccl.sketches.restrictions import Restrictions
 from taccl.sketches.symmetry import find_symmetry
 from taccl.synth.algorithm import Algorithm, Certificate
 from taccl.synth.bounds import granular_bound, lower_bound
 from taccl.synth.candidates import Candidate
+from taccl.synth.check_algorithm import check_algorithm
 from taccl.synth.collective import NAMES, Collective, build
 from taccl.synth.conflict import explain_infeasible
 from taccl.synth.cost import costs, us
@@ -126,7 +127,16 @@ def synthesise(
             "give more time with --time-limit or loosen the sketch"
         )
     lower_fs, bound_by = bound.time_fs, bound.name
+    wrong = check_algorithm(
+        _algorithm(request, search, best, Certificate(0, "", 0, "feasible")), request.topology
+    )
+    if wrong:
+        raise CheckFailed(f"the schedule found by {best.engine} is wrong, a fault of taccl: {wrong[0]}")
     whole = granular_bound(request.topology, best.collective, request.size_bytes)
+    return _algorithm(request, search, best, _certificate(search, best, lower_fs, bound_by, whole.time_fs))
+
+
+def _algorithm(request: Request, search: Search, best: Candidate, certificate: Certificate) -> Algorithm:
     return Algorithm(
         name=f"{request.collective}-{request.topology.name}-{best.engine}",
         collective=best.collective,
@@ -134,7 +144,7 @@ def synthesise(
         size_bytes=request.size_bytes,
         messages=best.messages,
         time_fs=best.time_fs,
-        certificate=_certificate(search, best, lower_fs, bound_by, whole.time_fs),
+        certificate=certificate,
         engine=best.engine,
         provenance={
             "taccl": __version__,
@@ -246,10 +256,11 @@ def _models(search: Search, request: Request, ladder: list[int]) -> None:
     budget = request.time_limit_s * DETERMINISTIC_PER_WALL
     short = _alpha_dominates(request, search.build(ladder[0]))
     if not short:
-        for partition in ladder[:4]:
+        # More trees come nearer to the fluid optimum; the number that reaches it is not known beforehand.
+        for partition in ladder:
             if search.finished():
                 return
-            search.pack(partition, 0.08 * budget)
+            search.pack(partition, 0.3 * budget / len(ladder))
     ranked = sorted((k for k in search.best_of if k in ladder), key=lambda k: (search.best_of[k].time_fs, k))
     for partition in ranked[:2]:
         timed = [

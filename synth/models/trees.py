@@ -327,9 +327,11 @@ class _Trees:
             return
         for hop, variable in self.used.items():
             self.model.add_hint(variable, hop in hinted)
+        told: set[Place] = set()
         for hop, start in hinted.items():
             place = self._owner(hop)
-            if place in self.start and start // self.unit <= self.horizon:
+            if place in self.start and place not in told and start // self.unit <= self.horizon:
+                told.add(place)
                 self.model.add_hint(self.start[place], start // self.unit)
 
     def _hinted(self, messages: Sequence[Message]) -> Mapping[Hop, int]:
