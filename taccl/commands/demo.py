@@ -36,6 +36,7 @@ def command(ranks: int, output: str, time_limit: float) -> None:
     programs, runs them with every result checked beside MPI's own collective, and leaves an HTML report.
     """
     folder = Path(output)
+    folder.mkdir(parents=True, exist_ok=True)
     profile = folder / "profile.yaml"
     _say(f"1. measuring the links between {ranks} ranks on this machine")
     _job(ranks, "profile", "--quick", "--name", f"this machine, {ranks} ranks", "-o", str(profile))
