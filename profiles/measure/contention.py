@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import median
 
 from taccl.profiles.measure.boundary import Partition
@@ -25,7 +25,6 @@ Flow = tuple[int, int]
 
 _SHARED = 1.4  # two flows that share a port which one of them fills take 2x; independent ones 1x
 _CONFIRM = 3  # probes that must all show a port
-_SNAP = 0.2  # a port whose beta is this close to its links' own is what limits the links
 _MOST_FLOWS = 16  # of one probe
 
 
@@ -175,10 +174,8 @@ def _bus(bench: _Bench, node: int, ranks: Sequence[int]) -> None:
     for count in sorted({2, half}):
         found = bench.shares(flows[:count], bench.ports_of(node))
         if found is not None:
-            _add(
-                bench,
-                FoundPort(f"node{node}.bus", "port", found.beta_us_per_mb, links, tuple(ranks), node, "both"),
-            )
+            beta = found.beta_us_per_mb
+            bench.ports.append(FoundPort(f"node{node}.bus", "port", beta, links, tuple(ranks), node, "both"))
             return
 
 
@@ -199,8 +196,9 @@ def _uplinks(bench: _Bench, nodes: Partition, node: int, direction: str) -> bool
     shared = [group for group in groups if len(group) > 1]
     for index, group in enumerate(shared):
         name = f"node{node}.uplink" if len(groups) == 1 else f"node{node}.nic{index}"
-        found = bench.contend(_outward(bench, nodes, node, group, direction), known)
-        _add_uplink(bench, nodes, node, group, direction, name, found.beta_us_per_mb)
+        flows = _outward(bench, nodes, node, group, direction)
+        beta = median(bench.contend(flows, known).beta_us_per_mb for _ in range(_CONFIRM))
+        _add_uplink(bench, nodes, node, group, direction, name, beta)
     return len(groups) == 1
 
 
@@ -227,7 +225,7 @@ def _add_uplink(
     at = 0 if direction == "out" else 1
     members, inside = set(group), set(nodes[node])
     links = tuple(sorted(link for link in bench.fits if link[at] in members and link[1 - at] not in inside))
-    _add(bench, FoundPort(f"{name}.{direction}", "nic", beta, links, tuple(group), node, direction))
+    bench.ports.append(FoundPort(f"{name}.{direction}", "nic", beta, links, tuple(group), node, direction))
 
 
 def _outward(
@@ -287,7 +285,7 @@ def _rank_ports(bench: _Bench, nodes: Partition, node: int, direction: str) -> N
                 )
         if 2 * len(ports) >= len(inside):
             for port in ports:
-                _add(bench, port)
+                bench.ports.append(port)
 
 
 def _peers(bench: _Bench, nodes: Partition, node: int, rank: int, direction: str, near: bool) -> list[Flow]:
@@ -304,13 +302,3 @@ def _peers(bench: _Bench, nodes: Partition, node: int, rank: int, direction: str
     else:
         peers = [min(group, key=lambda r: (bench.beta(link(r)), r)) for group in others]
     return [link(r) for r in sorted(peers, key=lambda r: (bench.beta(link(r)), r))[:2]]
-
-
-def _add(bench: _Bench, port: FoundPort) -> None:
-    """Keep the port; where its links' own beta is about the port's, that is the better measured number."""
-    near = [
-        beta
-        for beta in map(bench.beta, port.links)
-        if abs(beta - port.beta_us_per_mb) <= _SNAP * port.beta_us_per_mb
-    ]
-    bench.ports.append(replace(port, beta_us_per_mb=median(near)) if near else port)

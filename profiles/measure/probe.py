@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 
 TINY_BYTES = 8  # a message whose size costs nothing: what the latency is taken from
 
+_LONG_US = 8_000.0
+
 Times = NDArray[np.float64]  # us, shape (trials, flows, repeats)
 
 
@@ -91,11 +93,19 @@ def solo(src: int, dst: int, trials: Sequence[Trial], repeats: int) -> Probe:
 
 
 def typical(times: Times) -> Times:
-    """One time for the repeats (last axis): the median of the faster half.
+    """One time for the repeats (last axis): the median of the faster half; of all, for long times.
 
     Disturbances by other work only ever add time, so the slower half says more about them than about the
-    link; the fastest repeat alone does not count either, because token buckets and caches make lucky ones.
+    link. For a time longer than a few slices of the kernel's scheduler a disturbance is a small part, and luck
+    (a pause that filled a token bucket) becomes the greater danger.
     """
     ordered = np.sort(times, axis=-1)
     half = (times.shape[-1] + 1) // 2
-    return np.asarray(np.median(ordered[..., :half], axis=-1))
+    middle = np.median(ordered, axis=-1)
+    return np.asarray(np.where(middle > _LONG_US, middle, np.median(ordered[..., :half], axis=-1)))
+
+
+def undisturbed(times: Times) -> Times:
+    """One time for several sweeps (last axis): the fastest, or the median of long times."""
+    middle = np.median(times, axis=-1)
+    return np.asarray(np.where(middle > _LONG_US, middle, times.min(axis=-1)))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from statistics import median
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +26,7 @@ from taccl.profiles.measure.probe import (
     posted_together,
     solo,
     typical,
+    undisturbed,
 )
 from taccl.profiles.measure.rounds import directed, pack, tournament
 
@@ -39,6 +41,7 @@ _MOST_REPEATS = 15
 # Every link is measured this often, all others in between: what differs from sweep to sweep (on which cores
 # the ranks run, what else runs) belongs to the moment and not to the link.
 _SWEEPS = 3
+_SNAP = 0.2  # a port whose beta is this close to its links' own is what limits the links
 _DISTURBED = 1.15  # flows of a round slower than alone by more disturb each other
 
 
@@ -60,8 +63,8 @@ class Effort:
         return int(min(max(self.repeats * self.enough_us / time_us, self.repeats), _MOST_REPEATS))
 
 
-QUICK = Effort(repeats=1, tiny_us=4_000, enough_us=15_000, chunks=(3, 5, 8))
-FULL = Effort(repeats=3, tiny_us=10_000, enough_us=25_000, chunks=(3, 4, 6, 8))
+QUICK = Effort(repeats=1, tiny_us=8_000, enough_us=20_000, chunks=(3, 5, 8))
+FULL = Effort(repeats=3, tiny_us=20_000, enough_us=25_000, chunks=(3, 4, 6, 8))
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,17 +128,29 @@ def survey(
     ports = find_ports(prober, nodes, fits, largest_of, repeats, tell)
     calm = _calmed(prober, fits)
     label = {(s, d): "intra" if node_of[s] == node_of[d] else "inter" for s, d in flows}
+    classes = classify(calm, label)
     small, large = prober.reduce_times((1024, 1 << 22))
     beta = max((large - small) / ((1 << 22) - 1024) * 1e6, 0.0)
     return Survey(
         nodes=nodes,
         fits=fits,
-        classes=tuple(classify(calm, label)),
-        ports=tuple(ports),
+        classes=tuple(classes),
+        ports=tuple(_snapped(ports, classes)),
         reduce_alpha_us=max(small - beta * 1024 / 1e6, 0.0),
         reduce_beta_us_per_mb=beta,
         concurrent=concurrent and any(len(members) > 1 for members in rounds),
     )
+
+
+def _snapped(ports: Sequence[FoundPort], classes: Sequence[LinkClass]) -> list[FoundPort]:
+    """The ports, each with its links' beta where that is about its own: many measurements know it better."""
+    beta = {link: cls.fit.beta_us_per_mb for cls in classes for link in cls.links}
+    snapped = []
+    for port in ports:
+        own = port.beta_us_per_mb
+        near = [beta[link] for link in port.links if abs(beta[link] - own) <= _SNAP * own]
+        snapped.append(replace(port, beta_us_per_mb=median(near)) if near else port)
+    return snapped
 
 
 def _calmed(prober: Prober, fits: dict[Flow, LinkFit]) -> dict[Flow, LinkFit]:
@@ -224,7 +239,7 @@ def _trials(
     """(tiny trials, large trials) of one link; the first tiny one is the ping-pong."""
     tiny = (
         in_sequence(1, TINY_BYTES),
-        in_sequence(3, TINY_BYTES),
+        in_sequence(2, TINY_BYTES),
         posted_together(8, TINY_BYTES),
         posted_together(16, TINY_BYTES),
     )
@@ -294,10 +309,12 @@ def _measure(
 def _combine(sweeps: Sequence[Sequence[Point]], samples: int) -> LinkFit:
     """One fit of a link from its sweeps.
 
-    Each trial counts with its fastest sweep, since disturbances only add time. The intervals also cover what
-    the sweeps say differently, which repeats within one sweep cannot show.
+    The intervals also cover what the sweeps say differently, which repeats within one sweep cannot show.
     """
-    best = [Point(same[0].trial, min(point.time_us for point in same)) for same in zip(*sweeps, strict=True)]
+    best = [
+        Point(same[0].trial, float(undisturbed(np.array([point.time_us for point in same]))))
+        for same in zip(*sweeps, strict=True)
+    ]
     fit = fit_link(best, samples)
     alphas, betas = zip(*(rough_link(points) for points in sweeps), strict=True)
     return replace(
