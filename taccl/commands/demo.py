@@ -116,3 +116,30 @@ def _run(ranks: int, name: str, profile: Path, folder: Path) -> list[str]:
         ranks, "run", str(folder / f"{name}.xml"), "--profile", str(profile), "-b", str(SIZE_BYTES // 4),
         "-e", str(SIZE_BYTES * 4), "-f", "4", "-n", "10", "-w", "2", "--json", str(folder / f"{name}-run.json"),
     ).splitlines()  # fmt: skip
+
+
+def _report(products: dict[str, Product], measured: dict[str, list[dict[str, Any]]]) -> str:
+    from taccl.synth.export.html import Entry, report_html
+    from taccl.synth.simulate import simulate
+
+    entries = []
+    for name, product in products.items():
+        algorithm = product.algorithm
+        simulation = simulate(
+            product.program, product.topology, algorithm.size_bytes, collective=algorithm.collective
+        )
+        measurements = [
+            {
+                "size_bytes": row["size"],
+                "time_us": row[mode]["time"],
+                "reference_time_us": row[mode]["reference_time_us"],
+                "predicted_us": row["predicted_time_us"],
+                "wrong": row[mode]["nwrong"],
+                "mode": mode.replace("_", " "),
+            }
+            for row in measured.get(name, ())
+            for mode in ("out_of_place", "in_place")
+            if row[mode] is not None
+        ]
+        entries.append(Entry(name, product.topology, simulation, algorithm, measurements))
+    return report_html(entries, "taccl on this machine")
