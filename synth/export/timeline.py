@@ -1,0 +1,98 @@
+"""What happened when, on which link, port or rank: the common ground of the Perfetto trace and the report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from taccl.profiles.topology import Topology
+from taccl.synth.algorithm import Algorithm
+from taccl.synth.cost import Costs, costs
+from taccl.synth.simulate import Simulation
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A message on its way, or a reduction on a rank. Times in fs."""
+
+    kind: str  # "message" | "reduce"
+    src: int  # rank that sends or reduces
+    dst: int  # rank that receives, -1 for a reduction
+    link: int  # index into Topology.links, -1 for a reduction
+    start_fs: int
+    end_fs: int  # arrival, or the sum is there
+    count: int  # chunks
+    chunks: tuple[int, ...] = ()  # their ids, where they are known
+    place: str = ""  # threadblock and step, where they are known
+    after: int = -1  # index of the span whose end let this one start, -1: none or not known
+
+
+def of_algorithm(algorithm: Algorithm, topology: Topology) -> tuple[Span, ...]:
+    """The messages of a schedule and the reductions that follow them, by start."""
+    price = costs(topology, algorithm.chunk_bytes)
+    spans = [
+        Span("message", m.src, m.dst, m.link, m.start_fs, m.end_fs, len(m.chunks), m.chunks)
+        for m in algorithm.messages
+    ]
+    engine: dict[int, int] = {}
+    for m in sorted(algorithm.messages, key=lambda m: (m.end_fs, m.start_fs, m.link)):
+        duration = price.reduce(len(m.chunks)) if m.op == "reduce" else 0
+        if duration:
+            begin = max(engine.get(m.dst, 0), m.end_fs)
+            engine[m.dst] = begin + duration
+            spans.append(Span("reduce", m.dst, -1, -1, begin, begin + duration, len(m.chunks), m.chunks))
+    return tuple(sorted(spans, key=lambda s: (s.start_fs, s.link, s.src, s.chunks)))
+
+
+def of_simulation(simulation: Simulation) -> tuple[Span, ...]:
+    """The activities of a simulated program, in its order, so that `after` keeps its meaning."""
+    return tuple(
+        Span(
+            a.kind, a.rank, a.dst, a.link, a.start_fs, a.end_fs, a.count,
+            place=f"threadblock {a.threadblock} step {a.step}", after=a.after,
+        )
+        for a in simulation.activities
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A resource and what held it: (index of the span, end of the hold in fs), by start."""
+
+    name: str
+    held: tuple[tuple[int, int], ...]
+    busy_fs: int
+
+
+def rows(spans: Iterable[Span], topology: Topology, price: Costs) -> list[Row]:
+    """One row for each link that carries messages, each port that several such links share, each reducing rank."""
+    by_link: dict[int, list[tuple[int, int]]] = {}
+    by_port: dict[int, list[tuple[int, int]]] = {}
+    by_rank: dict[int, list[tuple[int, int]]] = {}
+    busy: dict[int, int] = {}
+    all_spans = list(spans)
+    for index, span in enumerate(all_spans):
+        if span.kind == "reduce":
+            by_rank.setdefault(span.src, []).append((index, span.end_fs))
+            continue
+        for resource, per_chunk in price.holds[span.link]:
+            hold = price.hold(span.link, per_chunk, span.count)
+            busy[resource] = busy.get(resource, 0) + hold
+            place = by_link if resource == span.link else by_port
+            place.setdefault(resource, []).append((index, span.start_fs + hold))
+    found = []
+    for number, held in sorted(by_link.items()):
+        link = topology.links[number]
+        found.append(Row(f"{link.src}→{link.dst} {link.kind}", _by_start(held, all_spans), busy[number]))
+    for resource, held in sorted(by_port.items()):
+        if len({all_spans[index].link for index, _ in held}) > 1:
+            name = topology.ports[resource - len(topology.links)].name
+            found.append(Row(name, _by_start(held, all_spans), busy[resource]))
+    for rank, held in sorted(by_rank.items()):
+        total = sum(all_spans[index].end_fs - all_spans[index].start_fs for index, _ in held)
+        found.append(Row(f"reductions on {rank}", _by_start(held, all_spans), total))
+    return found
+
+
+def _by_start(held: list[tuple[int, int]], spans: list[Span]) -> tuple[tuple[int, int], ...]:
+    return tuple(sorted(held, key=lambda entry: (spans[entry[0]].start_fs, entry[0])))
