@@ -78,7 +78,7 @@ def test_four_nodes_with_one_slow_uplink() -> None:
         assert beta == pytest.approx(4000 if name.startswith("node3") else 1000, rel=0.05)
     assert sorted(found_ports(found)) == [f"node{k}.uplink.{way}" for k in range(4) for way in ("in", "out")]
     inter = [cls for cls in found.classes if cls.name.startswith("inter")]
-    assert [round(cls.fit.beta_us_per_mb, -2) for cls in inter] == [1000, 4000]
+    assert [cls.fit.beta_us_per_mb for cls in inter] == pytest.approx([1000, 4000], rel=0.05)
     assert [len(cls.links) for cls in inter] == [24, 24]
 
 
@@ -186,10 +186,11 @@ def test_any_star_of_nodes_comes_back(
             slowest = max(rates[node_of[link.src]], rates[node_of[link.dst]])
             assert float(link.beta_us_per_mb) == pytest.approx(slowest, rel=0.08)
             assert float(link.alpha_us) == pytest.approx(alpha, rel=0.08)
-    # A port can show no more than the fastest way through it, and one that limits every way must show.
+    # With flows to one other node a port shows the slower of both ends, with flows to several its own rate; and
+    # one that limits every way must show.
     for port in found.ports:
-        others = [rate for k, rate in enumerate(rates) if k != port.node]
-        assert port.beta_us_per_mb == pytest.approx(max(rates[port.node], min(others)), rel=0.1)
+        own, others = rates[port.node], [rate for k, rate in enumerate(rates) if k != port.node]
+        assert any(port.beta_us_per_mb == pytest.approx(x, rel=0.1) for x in (own, max(own, min(others))))
     for k, rate in enumerate(rates):
         if rate >= min(other for j, other in enumerate(rates) if j != k):
             assert {port.direction for port in found.ports if port.node == k} == {"out", "in"}
