@@ -383,12 +383,9 @@ def damages(program, rank, tb, number):
                 others = [p for p in range(program.ranks) if p not in (rank, getattr(block, end))]
                 other = others[0] if others else rank
                 yield f"{end} peer {other}", with_threadblock(program, rank, tb, **{end: other})
-        yield (
-            "another channel",
-            replace(
-                with_threadblock(program, rank, tb, channel=block.channel + 1), channels=program.channels + 1
-            ),
-        )
+        channels = max(2, program.channels)
+        moved = with_threadblock(program, rank, tb, channel=(block.channel + 1) % channels)
+        yield "another channel", replace(moved, channels=channels)
 
 
 def every_place(program):
