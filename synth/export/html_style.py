@@ -19,7 +19,8 @@ th{color:var(--soft);font-weight:500}th:first-child,td:first-child,.left td{text
 .left td+td{overflow-wrap:anywhere}
 .facts{display:flex;flex-wrap:wrap;gap:10px 30px;margin:10px 0}.facts div{display:flex;flex-direction:column}
 .facts b{font-size:17px;font-weight:600}.facts span{color:var(--soft);font-size:12.5px}
-.two{display:flex;flex-wrap:wrap;gap:10px 30px;align-items:flex-start}figure{margin:0}.two>div{flex:1 1 400px;min-width:0}
+.two{display:flex;flex-wrap:wrap;gap:10px 30px;align-items:flex-start}figure{margin:0}
+.two>div{flex:1 1 400px;min-width:0}
 details{margin:12px 0 0}summary{cursor:pointer;color:var(--soft)}
 svg{display:block;max-width:100%;height:auto}svg text{fill:var(--ink);font:11px system-ui,sans-serif}
 .gap{width:100%;height:12px;border-radius:3px;max-width:none}

@@ -1,0 +1,85 @@
+"""`taccl convert FILE --to FORMAT`: an algorithm or a program in another format."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from taccl.commands.options import Size, write_output
+from taccl.errors import UsageError
+from taccl.program_file import ProgramFile, collective_options, open_program, topology_of
+
+if TYPE_CHECKING:
+    from taccl.profiles.topology import Topology
+    from taccl.synth.simulate import Simulation
+
+FORMATS = ("msccl-xml", "mscclpp-json", "perfetto", "html", "json")
+
+
+@click.command("convert")
+@click.argument("file", type=click.Path(dir_okay=False))
+@click.option("--to", "form", required=True, type=click.Choice(FORMATS), help="The format to write.")
+@click.option("--topology", metavar="T", help="ndv2:2, profile.yaml ...; a native file brings its own.")
+@click.option("--size", type=Size(), help="nccl-tests size, for times. Default: a native file's own.")
+@click.option("-o", "--output", metavar="FILE", default="-", help="Default: stdout.")
+@collective_options
+def command(
+    file: str, form: str, topology: str | None, size: int | None, output: str, **options: Any
+) -> None:
+    """Write an algorithm or a program in another format.
+
+    FILE is a native .json algorithm or MSCCL XML from any tool. msccl-xml and mscclpp-json are for the runtimes of
+    these names; perfetto is a trace of the predicted time line, html a page that opens in any browser; json is the
+    native format, in canonical form.
+    """
+    opened = open_program(file, options)
+    write_output(output, _text(opened, file, form, topology, size))
+
+
+def _text(opened: ProgramFile, file: str, form: str, spec: str | None, size: int | None) -> str:
+    if form == "msccl-xml":
+        from taccl.synth.msccl_xml import write_xml
+
+        return write_xml(opened.program)
+    if form == "mscclpp-json":
+        from taccl.profiles.load import load_topology
+        from taccl.synth.export.mscclpp_json import write_plan
+
+        return write_plan(opened.program, opened.topology if spec is None else load_topology(spec))
+    if form == "json":
+        from taccl.synth.native import write_native
+
+        if opened.algorithm is None or opened.topology is None:
+            raise UsageError(
+                f"{file} is a program and has no schedule; the native format holds algorithms, as taccl synth "
+                "-o FILE.json writes them"
+            )
+        return write_native(opened.algorithm, opened.topology)
+    topology = topology_of(opened, spec)
+    simulation = _simulation(opened, topology, size)
+    if form == "perfetto":
+        from taccl.synth.export.perfetto import TimeLine, write_trace
+        from taccl.synth.export.timeline import of_simulation
+
+        return write_trace([TimeLine("predicted", of_simulation(simulation))])
+    from taccl.synth.export.html import Entry, report_html
+
+    # The schedule's times are those of its own topology and size; elsewhere the program speaks.
+    own = (
+        topology == opened.topology
+        and opened.algorithm
+        and opened.algorithm.size_bytes == simulation.size_bytes
+    )
+    title = opened.algorithm.name if opened.algorithm else opened.program.name or file
+    return report_html([Entry(title, topology, simulation, opened.algorithm if own else None)], title)
+
+
+def _simulation(opened: ProgramFile, topology: Topology, size: int | None) -> Simulation:
+    from taccl.synth.simulate import simulate
+
+    if size is None:
+        if opened.algorithm is None:
+            raise UsageError("--size is needed: XML does not say how large the collective is")
+        size = opened.algorithm.size_bytes
+    return simulate(opened.program, topology, size, collective=opened.collective)
