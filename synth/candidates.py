@@ -14,6 +14,7 @@ from taccl.synth.problem import mirror, roots_of
 from taccl.synth.schedule import (
     Transfer,
     Unordered,
+    coalesced,
     completion_fs,
     time_batched,
     time_by_priority,
@@ -40,15 +41,22 @@ def best_timing(
     The non-delay schedule is preferred among equals: it is what a program's threadblocks do by themselves.
     """
     explicit = any(t.after is not None for t in transfers)
-    schedulers = [time_by_priority, time_in_order]
-    if not explicit and any(costs.occupancy_fs[t.link] for t in transfers):
-        schedulers.append(time_batched)
+    attempts = [(time_by_priority, transfers), (time_in_order, transfers)]
+    try:
+        if not explicit and any(costs.occupancy_fs[t.link] for t in transfers):
+            attempts.append((time_batched, transfers))
+            for links in _dear_links(costs, transfers):
+                merged = coalesced(topology, collective, transfers, links)
+                if merged is not None and len(merged) < len(transfers):
+                    attempts += [(time_by_priority, merged), (time_batched, merged)]
+    except Unordered:
+        return None
     best: tuple[int, tuple[Message, ...]] | None = None
-    for scheduler in schedulers:
+    for scheduler, listed in attempts:
         try:
-            messages = scheduler(topology, collective, costs, transfers)
+            messages = scheduler(topology, collective, costs, listed)
         except Unordered:
-            return None
+            continue
         if explicit and not _exchanges_hold(costs, transfers, messages):
             continue
         time_fs = completion_fs(costs, messages)
@@ -57,6 +65,14 @@ def best_timing(
     if best is None:
         return None
     return Candidate(engine, collective, tuple(transfers), best[1], best[0])
+
+
+def _dear_links(costs: Costs, transfers: Sequence[Transfer]) -> list[frozenset[int]]:
+    """Links on which messages should be few: those where one costs far more than on the cheapest, and all."""
+    used = frozenset(t.link for t in transfers)
+    least = min(costs.occupancy_fs[e] for e in used)
+    dear = frozenset(e for e in used if costs.occupancy_fs[e] > 2 * least)
+    return [dear, used] if dear else [used]
 
 
 def _exchanges_hold(costs: Costs, transfers: Sequence[Transfer], messages: Sequence[Message]) -> bool:

@@ -8,7 +8,7 @@ chunk c out of rank v waits for every earlier transfer of c into v, unless it na
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 
 from taccl.profiles.topology import Topology
@@ -102,6 +102,45 @@ def completion_fs(costs: Costs, messages: Iterable[Message]) -> int:
             engine[m.dst] = done = max(engine.get(m.dst, 0), m.end_fs) + costs.reduce(len(m.chunks))
         last = max(last, done)
     return last
+
+
+def coalesced(
+    topology: Topology, collective: Collective, transfers: Sequence[Transfer], links: Container[int]
+) -> list[Transfer] | None:
+    """All that goes over each of `links` in one message; None when messages would then wait in a circle.
+
+    Waiting for the last chunk pays where alpha is much longer than the wait: between nodes, at small sizes.
+    """
+    needs = predecessors(topology, collective, transfers)
+    group_of = list(range(len(transfers)))
+    leader: dict[tuple[int, str], int] = {}
+    for index, transfer in enumerate(transfers):
+        if transfer.link in links:
+            group_of[index] = leader.setdefault((transfer.link, transfer.op), index)
+    members: dict[int, list[int]] = {}
+    for index, group in enumerate(group_of):
+        members.setdefault(group, []).append(index)
+    before = {g: {group_of[n] for i in indices for n in needs[i]} for g, indices in members.items()}
+    if any(group in earlier for group, earlier in before.items()):
+        return None
+    followers: dict[int, list[int]] = {}
+    for group, earlier in before.items():
+        for other in earlier:
+            followers.setdefault(other, []).append(group)
+    waiting = {group: len(earlier) for group, earlier in before.items()}
+    ready = [(members[group][-1], group) for group, count in waiting.items() if not count]
+    heapq.heapify(ready)
+    merged = []
+    while ready:
+        _, group = heapq.heappop(ready)
+        first = transfers[group]
+        chunks = sorted({c for i in members[group] for c in transfers[i].chunks})
+        merged.append(Transfer(first.link, tuple(chunks), first.op))
+        for follower in followers.get(group, ()):
+            waiting[follower] -= 1
+            if not waiting[follower]:
+                heapq.heappush(ready, (members[follower][-1], follower))
+    return merged if len(merged) == len(members) else None
 
 
 def _event_loop(

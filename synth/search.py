@@ -14,7 +14,7 @@ from taccl.profiles.topology import Topology, reverse
 from taccl.sketches.restrictions import Permutation, Restrictions
 from taccl.synth.candidates import Candidate, best_timing, complete, obeys
 from taccl.synth.collective import Collective, refined
-from taccl.synth.engines.greedy import Taste, greedy, tastes
+from taccl.synth.engines.greedy import Taste, funnelled, greedy, tastes
 from taccl.synth.improve import improve
 from taccl.synth.models.messages import solve_messages
 from taccl.synth.models.orbits import close, free_group, identity
@@ -111,6 +111,16 @@ class Search:
                 grown = greedy(p, taste, images)
                 if grown is not None:
                     self.offer("greedy", p, grown)
+        wide = self.restrictions
+        if wide.extra_hops is None:
+            # To share a message, chunks must be free to make the detour over the rank that sends it.
+            wide = replace(wide, extra_hops=4)
+        narrow = funnelled(problem(self.topology, p.collective, self.size_bytes, wide))
+        for taste in tastes(2, self.seed) if narrow is not None else ():
+            assert narrow is not None
+            grown = greedy(narrow, taste)
+            if grown is not None:
+                self.offer("greedy", p, grown)
 
     def pipeline(self, candidate: Candidate, engine: str) -> None:
         """Cut every chunk of a candidate finer and keep its routes, as long as that pays."""

@@ -26,6 +26,7 @@ from taccl.synth.collective import NAMES, Collective, build
 from taccl.synth.conflict import explain_infeasible
 from taccl.synth.cost import costs, us
 from taccl.synth.engines import BASELINES, Inapplicable
+from taccl.synth.engines.exchange import exchanging_allreduce
 from taccl.synth.engines.rooted import rooted_allreduce
 from taccl.synth.search import Search
 
@@ -239,6 +240,10 @@ def _seeds(search: Search, request: Request, ladder: list[int]) -> None:
             if request.collective == "allreduce" and partition == ladder[0]:
                 for transfers in rooted_allreduce(
                     request.topology, p.collective, request.size_bytes, request.restrictions, 2, request.seed
+                ):
+                    search.offer("greedy", p, transfers)
+                for transfers in exchanging_allreduce(
+                    request.topology, p.collective, request.size_bytes, request.restrictions, request.seed
                 ):
                     search.offer("greedy", p, transfers)
     ranked = sorted(search.best_of.values(), key=lambda c: (c.time_fs, c.collective.partition))

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from taccl.profiles.topology import reverse
-from taccl.synth.problem import Problem, Symmetry
+from taccl.synth.problem import Problem, Symmetry, unreachable
 from taccl.synth.schedule import Transfer
 
 
@@ -60,6 +60,58 @@ def greedy(problem: Problem, taste: Taste, group: Sequence[Symmetry] = ()) -> li
                 return None
             transfers += [Transfer(t.link, t.chunks, "reduce") for t in reversed(grown)]
     return transfers
+
+
+def funnelled(problem: Problem) -> Problem | None:
+    """The problem with one link per pair of NICs between two nodes, that of the most central ranks.
+
+    What then crosses the network goes over few links and can share messages. None when nothing changes.
+    """
+    node_of = problem.topology.node_of()
+    links = problem.topology.links
+    reach: dict[int, int] = {}  # rank -> slowest transit to a neighbour in its node, a measure of centrality
+    for node in problem.topology.nodes:
+        for rank in node:
+            inside = [
+                problem.costs.transit(e, 1) for e, x in enumerate(links) if x.src == rank and x.dst in node
+            ]
+            reach[rank] = -len(inside) if inside else 0
+    chosen: dict[tuple[int, int, tuple[int, ...]], int] = {}
+    for e, link in enumerate(links):
+        if node_of[link.src] == node_of[link.dst]:
+            continue
+        key = (node_of[link.src], node_of[link.dst], link.ports)
+        rank_pair = (reach[link.src] + reach[link.dst], abs(link.src % 8 - link.dst % 8), e)
+        known = chosen.get(key)
+        if known is None or rank_pair < (
+            reach[links[known].src] + reach[links[known].dst],
+            abs(links[known].src % 8 - links[known].dst % 8),
+            known,
+        ):
+            chosen[key] = e
+    # Of the pairs of NICs between two nodes, each outgoing NIC keeps one: its counterpart by position.
+    kept: set[int] = set()
+    by_pair: dict[tuple[int, int], list[int]] = {}
+    for (a, b, _), e in sorted(chosen.items()):
+        by_pair.setdefault((a, b), []).append(e)
+    for members in by_pair.values():
+        outs = sorted({links[e].ports[:1] for e in members})
+        ins = sorted({links[e].ports[1:2] for e in members})
+        for e in members:
+            if outs.index(links[e].ports[:1]) % len(ins) == ins.index(links[e].ports[1:2]):
+                kept.add(e)
+    layers = tuple(
+        replace(
+            layer,
+            usable=tuple(
+                tuple(e for e in usable if e in kept or node_of[links[e].src] == node_of[links[e].dst])
+                for usable in layer.usable
+            ),
+        )
+        for layer in problem.layers
+    )
+    narrow = replace(problem, layers=layers, symmetries=())
+    return None if layers == problem.layers or unreachable(narrow) else narrow
 
 
 class _State:
