@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from taccl.errors import EnvironmentProblem
+from taccl.errors import RunFailed
 from taccl.profiles.measure.buffers import Buffers
 from taccl.profiles.measure.probe import Probe, Times, Trial
 
@@ -47,6 +47,7 @@ class MpiProber:
         self._buffers = buffers
         self._deadline_s = deadline_s
         self._last_sign = time.monotonic()
+        self._lost = False  # a rank was given up: the others cannot be sent home any more
         node_comm = comm.Split_type(MPI.COMM_TYPE_SHARED)
         # Two containers may share a host name, and one host may show several: only together do they count.
         leader = node_comm.bcast(self._rank, root=0)
@@ -59,21 +60,26 @@ class MpiProber:
     # ---- rank 0 ----
 
     def run(self, probe: Probe) -> Times:
-        """Do the probe. Raises EnvironmentProblem naming the rank that does not answer."""
+        """Do the probe. Raises RunFailed naming the rank that does not answer."""
+        try:
+            return self._run(probe)
+        except RunFailed:
+            self._lost = True
+            raise
+
+    def _run(self, probe: Probe) -> Times:
         if time.monotonic() - self._last_sign > self._deadline_s / 4:
             self._command(range(self._comm.Get_size()), _SIGN_OF_LIFE)
             self._last_sign = time.monotonic()
         members = sorted({rank for flow in probe.flows for rank in flow})
         self._command(members, _encode(probe))
         answers: dict[int, Any] = {}
-        if self._rank in members:
-            answers[self._rank] = self._take_part(probe, members)
-        for rank in members:
-            if rank != self._rank:
-                answers[rank] = self._answer(rank)
-        stalled = [answer["stalled"] for answer in answers.values() if "stalled" in answer]
-        if stalled:
-            raise EnvironmentProblem(stalled[0])
+        # Our own part first; a rank that waited for another in vain says so before that one can be missed.
+        for rank in sorted(members, key=lambda rank: rank != self._rank):
+            answer = self._take_part(probe, members) if rank == self._rank else self._answer(rank)
+            if "stalled" in answer:
+                raise RunFailed(answer["stalled"])
+            answers[rank] = answer
         times = np.empty((len(probe.trials), len(probe.flows), probe.repeats))
         if probe.together:
             times[:] = np.array(answers[members[0]]["times"])[:, None, :]
@@ -96,8 +102,9 @@ class MpiProber:
         return times
 
     def close(self) -> None:
-        """Send all other ranks home."""
-        self._command(range(self._comm.Get_size()), "")
+        """Send all other ranks home; nothing when one of them is lost."""
+        if not self._lost:
+            self._command(range(self._comm.Get_size()), "")
 
     def _command(self, members: Sequence[int], text: str) -> None:
         data = text.encode()
@@ -107,12 +114,12 @@ class MpiProber:
                 try:
                     self._wait(request, rank)
                 except Stalled as error:
-                    raise EnvironmentProblem(self._describe(error)) from error
+                    raise RunFailed(self._describe(error)) from error
 
     def _answer(self, rank: int) -> Any:
         text = self._sleep_for(rank, _RESULT, 2 * self._deadline_s + 1)
         if text is None:
-            raise EnvironmentProblem(
+            raise RunFailed(
                 f"rank {rank} did not answer within {2 * self._deadline_s:g} s; it may have stopped or died, "
                 "look at its host, or raise --deadline when the link is very slow"
             )
@@ -123,13 +130,13 @@ class MpiProber:
     def serve(self) -> None:
         """Do what rank 0 asks until it sends this rank home.
 
-        Raises EnvironmentProblem when rank 0 falls silent.
+        Raises RunFailed when rank 0 falls silent.
         """
         silence_s = 4 * self._deadline_s + 5  # rank 0 waits at most twice the deadline, and says so sooner
         while True:
             text = self._sleep_for(0, _COMMAND, silence_s)
             if text is None:
-                raise EnvironmentProblem(
+                raise RunFailed(
                     f"rank {self._rank} heard nothing from rank 0 for {silence_s:g} s; "
                     "rank 0 may have stopped or died"
                 )

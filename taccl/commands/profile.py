@@ -2,26 +2,44 @@
 
 from __future__ import annotations
 
-import json
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from taccl.commands.options import print_json, write_output
+from taccl.commands.run import Size
 from taccl.errors import EnvironmentProblem, TacclError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_UNITS = {"": 1, "B": 1, "K": 1 << 10, "M": 1 << 20, "KB": 1000, "MB": 10**6, "KIB": 1 << 10, "MIB": 1 << 20}
-_MOST_BYTES = 1 << 28
+_LEAST_BYTES, _MOST_BYTES = 1 << 10, 1 << 28
+
+
+class Sizes(click.ParamType):  # type: ignore[type-arg]
+    """At least two different message sizes, separated by commas."""
+
+    name = "size,size,..."
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, ...]:
+        """The sizes in bytes, ascending."""
+        if isinstance(value, tuple):
+            return value
+        sizes = {Size().convert(word.strip(), param, ctx) for word in value.split(",")}
+        if len(sizes) < 2:
+            self.fail("two different sizes are needed at least: a slope has two ends", param, ctx)
+        if not _LEAST_BYTES <= min(sizes) <= max(sizes) <= _MOST_BYTES:
+            self.fail(f"{value!r}: every size must lie between 1K and 256M", param, ctx)
+        return tuple(sorted(sizes))
 
 
 @click.command("profile")
-@click.option(
-    "-o", "--output", type=click.Path(dir_okay=False), required=True, help="Profile to write (YAML)."
-)
+@click.option("-o", "--output", required=True, metavar="FILE", help="Profile to write (YAML).")
 @click.option(
     "--device",
     type=click.Choice(["auto", "host", "cuda"]),
@@ -32,6 +50,8 @@ _MOST_BYTES = 1 << 28
 @click.option("--quick", is_flag=True, help="Fewer and smaller messages: seconds instead of a minute.")
 @click.option(
     "--sizes",
+    type=Sizes(),
+    default=(),
     metavar="SIZE,SIZE,...",
     help="Message sizes for the bandwidth, e.g. 64K,256K,1M (default: chosen for each link).",
 )
@@ -46,7 +66,7 @@ _MOST_BYTES = 1 << 28
 )
 @click.option("--json", "as_json", is_flag=True, help="Print what was found as one JSON document.")
 def command(
-    output: str, device: str, quick: bool, sizes: str | None, name: str, deadline: float, as_json: bool
+    output: str, device: str, quick: bool, sizes: tuple[int, ...], name: str, deadline: float, as_json: bool
 ) -> None:
     """Measure the links between ranks: latency, bandwidth, and what they share.
 
@@ -58,7 +78,8 @@ def command(
     """
     from taccl.runtime import mpi
 
-    wanted = _sizes(sizes) if sizes else ()
+    if as_json and output == "-":
+        raise UsageError("--json and -o - both want stdout; name a file for the profile")
     MPI = mpi.load()
     comm = MPI.COMM_WORLD
     if comm.Get_size() < 2:
@@ -68,8 +89,8 @@ def command(
         )
     mpi.install_excepthook(MPI)
     try:
-        _profile(MPI, comm, output, device, quick, wanted, name, deadline, as_json)
-    except TacclError as error:  # one rank's problem must end the job, the others would wait for it
+        _profile(MPI, comm, output, device, quick, sizes, name, deadline, as_json)
+    except TacclError as error:  # one rank's problem must end the job: the others would wait for it
         mpi.say(f"taccl: {error}")
         mpi.abort(MPI, error.exit_code)
 
@@ -103,44 +124,33 @@ def _profile(
     if comm.Get_rank() != 0:
         prober.serve()
         return
-    _writable(output)
-    library = mpi.library(MPI)
-    about = f"measured over {library.name} {library.version}, {' and '.join(prober.memory)}"
-    click.echo(f"taccl: {len(prober.hosts)} ranks, {about}", err=True)
-    found = survey(prober, QUICK if quick else FULL, sizes, _progress())
-    prober.close()
+    try:
+        _writable(output)
+        library = mpi.library(MPI)
+        about = f"measured over {library.name} {library.version}, {' and '.join(prober.memory)}"
+        click.echo(f"taccl: {len(prober.hosts)} ranks, {about}", err=True)
+        found = survey(prober, QUICK if quick else FULL, sizes, _progress())
+    finally:
+        prober.close()
     result = topology(found, name, f"taccl profile: {about}")
-    Path(output).write_text(write_topology(result), encoding="utf-8")
+    write_output(output, write_topology(result))
     if as_json:
-        click.echo(json.dumps(document(found, result), indent=2))
-    else:
+        print_json(document(found, result))
+    elif output != "-":
         click.echo(_summary(document(found, result)))
     click.echo(f"taccl: wrote {output}", err=True)
 
 
-def _sizes(text: str) -> tuple[int, ...]:
-    """Sizes as nccl-tests writes them (K, M = 1024-based), or KB, MB, KiB, MiB."""
-    sizes = []
-    for word in text.split(","):
-        digits = word.strip().rstrip("KMGiIbBkm")
-        unit = word.strip()[len(digits) :].upper()
-        if not digits.isdigit() or unit not in _UNITS:
-            raise UsageError(f"--sizes: {word.strip()!r} is no size; write sizes like 64K,256K,1M")
-        sizes.append(int(digits) * _UNITS[unit])
-        if not 1024 <= sizes[-1] <= _MOST_BYTES:
-            raise UsageError(f"--sizes: {word.strip()!r} must lie between 1K and 256M")
-    if len(set(sizes)) < 2:
-        raise UsageError("--sizes needs at least two different sizes: a slope has two ends")
-    return tuple(sorted(set(sizes)))
-
-
 def _writable(output: str) -> None:
     """Find out before a minute of measuring that the result cannot be written."""
-    try:
-        with open(output, "a", encoding="utf-8"):
-            pass
-    except OSError as error:
-        raise EnvironmentProblem(f"{output} cannot be written: {error.strerror}") from error
+    if output == "-":
+        return
+    place = Path(output).resolve()
+    if place.is_dir():
+        raise UsageError(f"{output} is a directory; name a file in it")
+    folder = next(folder for folder in place.parents if folder.exists())
+    if not os.access(place if place.exists() else folder, os.W_OK):
+        raise EnvironmentProblem(f"{output} cannot be written: no right to do so in {folder}")
 
 
 def _progress() -> Callable[[str, int, int], None]:
@@ -149,7 +159,9 @@ def _progress() -> Callable[[str, int, int], None]:
         return lambda stage, done, of: None
 
     def tell(stage: str, done: int, of: int) -> None:
-        click.echo(f"\r\x1b[Kmeasuring {stage}: {done + 1} of {of}", err=True, nl=False)
+        last = stage == "ports" and done + 1 == of
+        text = "" if last else f"measuring {stage}: {done + 1} of {of}"
+        click.echo(f"\r\x1b[K{text}", err=True, nl=False)
 
     return tell
 

@@ -1,0 +1,131 @@
+"""`taccl profile` as a command, under mpiexec on this machine."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from mpi_jobs import launch, needs_mpi
+
+from taccl.cli import main
+from taccl.commands.profile import Sizes, command
+from taccl.profiles.measure.buffers import HostBuffers
+from taccl.profiles.profile_file import read_topology
+
+FAULTY = str(Path(__file__).parent / "cluster" / "fault_profile.py")
+
+
+class TestUnderMpiexec:
+    pytestmark = needs_mpi
+
+    def test_a_profile_is_measured_written_and_summed_up(self, tmp_path: Path) -> None:
+        profile = tmp_path / "deep" / "profile.yaml"
+        ended = launch(4, "-m", "taccl", "profile", "--quick", "--name", "here", "-o", str(profile))
+        assert ended.code == 0, ended.err
+        topology = read_topology(profile.read_text(), str(profile))
+        assert topology.name == "here"
+        assert topology.ranks == 4
+        assert sorted((link.src, link.dst) for link in topology.links) == [
+            (a, b) for a in range(4) for b in range(4) if a != b
+        ]
+        assert "host memory" in topology.source and "host memory" in ended.err
+        assert all(link.measured is not None and link.measured.samples > 10 for link in topology.links)
+        assert ended.out.startswith("1 node") and "intra" in ended.out
+        assert "\x1b" not in ended.err  # progress is for terminals
+
+    def test_json_holds_every_pair(self, tmp_path: Path) -> None:
+        profile = tmp_path / "p.yaml"
+        ended = launch(
+            3, "-m", "taccl", "profile", "--quick", "--sizes", "64K,256K,1M", "--json", "-o", str(profile)
+        )
+        assert ended.code == 0, ended.err
+        found = json.loads(ended.out)
+        assert found["schema"] == "taccl/measure/v1"
+        assert len(found["pairs"]) == 6
+        assert all(0 <= pair["occupancy_us"] <= pair["alpha_us"] for pair in found["pairs"])
+        assert all(pair["beta_us_per_mb"] > 0 for pair in found["pairs"])
+
+    def test_the_profile_can_go_to_stdout(self) -> None:
+        ended = launch(2, "-m", "taccl", "profile", "--quick", "-o", "-")
+        assert ended.code == 0, ended.err
+        assert read_topology(ended.out, "stdout").ranks == 2
+
+    def test_one_rank_is_told_how_to_start(self) -> None:
+        ended = launch(1, "-m", "taccl", "profile", "-o", "x.yaml")
+        assert ended.code == 2
+        assert "mpiexec -n 4 taccl profile" in ended.err
+
+    def test_a_place_that_cannot_be_written_is_named_before_measuring(self, tmp_path: Path) -> None:
+        ended = launch(2, "-m", "taccl", "profile", "-o", str(tmp_path))
+        assert ended.code == 2
+        assert "is a directory" in ended.err and "Traceback" not in ended.err
+
+    def test_cuda_without_a_device_says_why(self) -> None:
+        ended = launch(2, "-m", "taccl", "profile", "--device", "cuda", "-o", "x", CUDA_VISIBLE_DEVICES="")
+        assert ended.code == 6
+        assert "no CUDA device can be used" in ended.err and "Traceback" not in ended.err
+
+    @pytest.mark.parametrize("fault", ["stall:2", "stall:1"])
+    def test_a_rank_that_stalls_is_named_and_the_job_ends(self, fault: str, tmp_path: Path) -> None:
+        profile = tmp_path / "p.yaml"
+        ended = launch(3, FAULTY, "--quick", "--deadline", "1", "-o", str(profile), TACCL_FAULT=fault)
+        assert ended.code == 86
+        assert re.search(f"rank {fault[-1]} (stopped answering|did not answer)", ended.err)
+        assert not profile.exists()
+        assert ended.seconds < 30
+
+    def test_a_rank_that_dies_ends_the_job(self, tmp_path: Path) -> None:
+        profile = tmp_path / "p.yaml"
+        ended = launch(3, FAULTY, "--quick", "--deadline", "1", "-o", str(profile), TACCL_FAULT="die:1")
+        assert ended.code != 0
+        assert not profile.exists()
+        assert ended.seconds < 30
+
+    def test_a_silent_rank_zero_does_not_hold_the_others(self, tmp_path: Path) -> None:
+        profile = tmp_path / "p.yaml"
+        ended = launch(2, FAULTY, "--quick", "--deadline", "1", "-o", str(profile), TACCL_FAULT="silent:0")
+        assert ended.code == 86
+        assert "heard nothing from rank 0" in ended.err
+
+
+@pytest.mark.parametrize(
+    ("sizes", "says"),
+    [
+        ("1M", "two different sizes"),
+        ("1M,1M", "two different sizes"),
+        ("64K,abc", "is not a size"),
+        ("1,64K", "between 1K and 256M"),
+        ("64K,1G", "between 1K and 256M"),
+    ],
+)
+def test_sizes_that_make_no_sense_are_refused(sizes: str, says: str) -> None:
+    result = CliRunner().invoke(command, ["-o", "x.yaml", "--sizes", sizes])
+    assert result.exit_code == 2
+    assert says in result.output
+
+
+def test_sizes_are_read_as_nccl_tests_writes_them() -> None:
+    assert Sizes().convert("1M, 64K,1MB", None, None) == (65536, 10**6, 1 << 20)
+
+
+def test_json_and_a_profile_do_not_share_stdout(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["taccl", "profile", "--json", "-o", "-"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert "stdout" in capsys.readouterr().err
+
+
+def test_host_buffers_give_each_message_its_own_area() -> None:
+    buffers = HostBuffers()
+    areas = [buffers.wire(64, outgoing, slot) for outgoing in (True, False) for slot in (0, 1)]
+    for value, area in enumerate(areas):
+        area[:] = value
+    assert [int(area[0]) for area in areas] == [0, 1, 2, 3]
+    assert all(area.nbytes == 64 for area in areas)
+    assert buffers.wire(16, True, 0).base is not None  # a part of the area that is already there
