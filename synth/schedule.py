@@ -174,8 +174,10 @@ def _event_loop(
     messages: list[Message] = []
     started = [False] * len(transfers)
     on_link: dict[tuple[int, str], list[int]] = {}  # ready and not started, for batching
-    # Events in the order of one instant: 0 arrival, 1 data usable, 2 resource free, 3 turn of the next.
-    events: list[tuple[int, int, int]] = []
+    carried: list[list[int]] = []  # per message its transfers
+    # Events in the order of one instant: 0 arrival, 1 data usable, 2 resource free, 3 turn of the next. What
+    # arrives at one instant is reduced in the order (start, link), as in completion_fs.
+    events: list[tuple[int, int, tuple[int, int], int]] = []
     ready: list[tuple[int, int]] = []
 
     def make_ready(index: int) -> None:
@@ -213,28 +215,27 @@ def _event_loop(
             messages.append(Message(transfer.link, link.src, link.dst, chunks, now, end, transfer.op))
             for i in together:
                 started[i] = True
-                heapq.heappush(events, (end, 0, i))
+            heapq.heappush(events, (end, 0, (now, transfer.link), len(carried)))
+            carried.append(together)
             for resource, per_chunk in costs.holds[transfer.link]:
                 free[resource] = now + costs.hold(transfer.link, per_chunk, count)
-                heapq.heappush(events, (free[resource], 2, resource))
+                heapq.heappush(events, (free[resource], 2, (0, 0), resource))
             for hold, heir in heirs[index]:
-                heapq.heappush(events, (now + hold, 3, heir))
+                heapq.heappush(events, (now + hold, 3, (0, 0), heir))
         if not events:
             break
         now = events[0][0]
         while events and events[0][0] == now:
-            _, kind, payload = heapq.heappop(events)
+            _, kind, _, payload = heapq.heappop(events)
             released: list[int] = []
             if kind == 0:
-                transfer = transfers[payload]
-                usable = now
-                if transfer.op == "reduce":
-                    dst = topology.links[transfer.link].dst
-                    engine[dst] = max(engine[dst], now) + costs.reduce(len(transfer.chunks))
-                    usable = engine[dst]
-                heapq.heappush(events, (usable, 1, payload))
+                message, usable = messages[payload], now
+                if message.op == "reduce":
+                    engine[message.dst] = max(engine[message.dst], now) + costs.reduce(len(message.chunks))
+                    usable = engine[message.dst]
+                heapq.heappush(events, (usable, 1, (0, 0), payload))
             elif kind == 1:
-                released = followers[payload]
+                released = [follower for i in carried[payload] for follower in followers[i]]
             elif kind == 2:
                 for entry in blocked.pop(payload, ()):
                     heapq.heappush(ready, entry)

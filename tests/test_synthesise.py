@@ -1,0 +1,177 @@
+"""Synthesis as its users see it: right, priced as claimed, never worse than a baseline, bounded, repeatable."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from taccl.errors import Infeasible, Interrupted, UsageError
+from taccl.profiles.load import load_topology
+from taccl.profiles.topology import Link, Topology
+from taccl.sketches.restrictions import Restrictions, Rule
+from taccl.synth.algorithm import Algorithm
+from taccl.synth.candidates import best_timing
+from taccl.synth.check_algorithm import check_algorithm
+from taccl.synth.collective import Chunk, Collective, build
+from taccl.synth.cost import costs, us
+from taccl.synth.engines import BASELINES, Inapplicable
+from taccl.synth.lower import lower_exact
+from taccl.synth.synthesise import Request, synthesise
+from taccl.synth.verify import is_correct, verify
+
+COLLECTIVES = (
+    "allgather", "alltoall", "reducescatter", "allreduce", "broadcast", "reduce", "gather", "scatter", "sendrecv",
+)  # fmt: skip
+
+
+def proved(algorithm: Algorithm, topology: Topology) -> None:
+    """Checked without the scheduler, lowered, verified strictly, and as fast as claimed."""
+    assert check_algorithm(algorithm, topology) == []
+    lowered = lower_exact(algorithm, topology)
+    assert is_correct(verify(lowered.program, collective=algorithm.collective, strict=True))
+    assert lowered.schedule.time_fs == lowered.simulated_time_fs
+    assert check_algorithm(lowered.schedule, topology) == []
+    assert us(algorithm.time_fs) >= algorithm.certificate.lower_bound_us
+
+
+@st.composite
+def topologies(draw: st.DrawFn) -> Topology:
+    """Connected, irregular, up to 5 ranks on one or two nodes."""
+    ranks = draw(st.integers(2, 5))
+    number = st.integers(1, 9)
+    links = {}
+    order = draw(st.permutations(range(ranks)))
+    pairs = list(pairwise(order))
+    every = [(a, b) for a in range(ranks) for b in range(ranks) if a != b]
+    extra = draw(st.lists(st.sampled_from(every), max_size=6))
+    for a, b in [*pairs, *((b, a) for a, b in pairs), *extra]:
+        alpha = Fraction(draw(number), 4)
+        occupancy = draw(st.sampled_from([Fraction(0), alpha]))
+        links[a, b] = Link(a, b, alpha, Fraction(draw(number)), occupancy)
+    split = draw(st.integers(1, ranks))
+    nodes = tuple(tuple(part) for part in (range(split), range(split, ranks)) if part)
+    reducing = draw(st.sampled_from([Fraction(0), Fraction(0), Fraction(1, 2)]))
+    return Topology("random", nodes, tuple(links[key] for key in sorted(links)), reduce_alpha_us=reducing)
+
+
+@settings(deadline=None, max_examples=25)
+@given(topologies(), st.sampled_from(COLLECTIVES), st.sampled_from([1, 900, 10**6]), st.integers(0, 4))
+def test_every_answer_on_random_topologies_is_right(
+    topology: Topology, name: str, size: int, root: int
+) -> None:
+    request = Request(topology, name, size, root=root % topology.ranks, time_limit_s=1.0)
+    proved(synthesise(request), topology)
+
+
+@pytest.mark.parametrize("name", COLLECTIVES)
+@pytest.mark.parametrize("spec", ["mesh2d:3x3", "ndv2:1"])
+def test_never_slower_than_a_baseline(spec: str, name: str) -> None:
+    topology = load_topology(spec)
+    for size in (1000, 10**6):
+        answer = synthesise(Request(topology, name, size, time_limit_s=0.5))
+        for partition in (1, 2):
+            collective = build(name, topology.ranks, partition)
+            priced = costs(topology, collective.chunk_bytes(size))
+            for engine, transfers in BASELINES.items():
+                try:
+                    seed = best_timing(engine, topology, collective, priced, transfers(topology, collective))
+                except Inapplicable:
+                    continue
+                if partition == 1 and seed is not None:
+                    assert answer.time_fs <= seed.time_fs, engine
+
+
+@pytest.mark.parametrize(
+    ("spec", "name", "partition", "us_expected"),
+    [
+        ("ndv2-1mb:1", "allgather", 1, 69),
+        ("ndv2-1mb:1", "allgather", 6, 322),
+        ("ndv2-1mb:1", "alltoall", 1, 138),
+        ("ndv2-1mb:1", "allreduce", 1, 138),
+        ("dgx2-1mb:1", "allgather", 1, 120),
+        ("dgx2-1mb:1", "alltoall", 1, 120),
+    ],
+)
+def test_published_reference_points(spec: str, name: str, partition: int, us_expected: int) -> None:
+    """TACCL's profiles for chunks of 1 MB: at least as good as its authors' code, proven at this chunking."""
+    topology = load_topology(spec)
+    size = build(name, topology.ranks, partition).size_chunks * 10**6
+    answer = synthesise(Request(topology, name, size, partition=partition, time_limit_s=60.0))
+    assert us(answer.time_fs) == us_expected
+    assert answer.certificate.status == "optimal"
+    proved(answer, topology)
+
+
+def test_the_same_request_gives_the_same_answer() -> None:
+    topology = load_topology("mesh2d:2x3")
+    request = Request(topology, "alltoall", 10**6, time_limit_s=2.0, partition=1)
+    assert synthesise(request) == synthesise(request)
+
+
+def test_alltoallv_and_custom_collectives() -> None:
+    topology = load_topology("ring:4")
+    demand = tuple(tuple((3 * i + j) % 3 for j in range(4)) for i in range(4))
+    proved(synthesise(Request(topology, "alltoallv", 4000, demand=demand, time_limit_s=1.0)), topology)
+    chunks = (Chunk(((0, 0), (2, 0)), ((1, 0), (3, 1))), Chunk(((1, 0),), ((0, 0), (1, 1))))
+    custom = Collective("custom", 4, chunks, False, (1,) * 4, (2,) * 4, (None,) * 4, 2, 1)
+    custom.check()
+    proved(synthesise(Request(topology, "custom", 4000, custom=custom, time_limit_s=1.0)), topology)
+
+
+def test_one_rank_needs_no_message() -> None:
+    topology = Topology("one", ((0,),), ())
+    answer = synthesise(Request(topology, "allreduce", 1000, time_limit_s=1.0))
+    assert answer.messages == ()
+    assert answer.time_fs == 0
+
+
+def test_conflicting_rules_are_named_and_innocent_ones_are_not() -> None:
+    topology = load_topology("ring:4")
+    into_2 = frozenset(e for e, link in enumerate(topology.links) if link.dst == 2)
+    clockwise = frozenset(e for e, link in enumerate(topology.links) if (link.src + 1) % 4 == link.dst)
+    rules = (
+        Rule("forbid-links", "s.yaml:3:5", "avoid the clockwise links", clockwise),
+        Rule("forbid-links", "s.yaml:4:5", "avoid the other link into rank 2", into_2 - clockwise),
+        Rule("cap", "s.yaml:5:5", "at most 99 chunks", into_2, limit=99),
+    )
+    with pytest.raises(Infeasible) as caught:
+        synthesise(Request(topology, "allgather", 1000, Restrictions(rules)))
+    assert caught.value.conflict == (
+        "s.yaml:3:5: avoid the clockwise links",
+        "s.yaml:4:5: avoid the other link into rank 2",
+    )
+
+
+def test_caps_and_forbidden_links_are_obeyed() -> None:
+    topology = load_topology("ndv2:1")
+    slow = frozenset(e for e, link in enumerate(topology.links) if link.beta_us_per_mb == 46)
+    answer = synthesise(
+        Request(
+            topology,
+            "allgather",
+            10**6,
+            Restrictions((Rule("forbid-links", "", "", slow),)),
+            time_limit_s=1.0,
+        )
+    )
+    assert not any(m.link in slow for m in answer.messages)
+    for direction in ("allgather", "reducescatter"):
+        capped = Restrictions((Rule("cap", "", "", frozenset({0, 1}), limit=1),), partition=1)
+        answer = synthesise(Request(topology, direction, 10**6, capped, time_limit_s=2.0))
+        assert sum(len(m.chunks) for m in answer.messages if m.link == 0) <= 1
+
+
+def test_stopping_at_once_is_an_interruption_and_bad_requests_are_refused() -> None:
+    topology = load_topology("ring:4")
+    with pytest.raises(Interrupted):
+        synthesise(Request(topology, "allgather", 1000, engine="greedy"), should_stop=lambda: True)
+    with pytest.raises(UsageError):
+        synthesise(Request(topology, "allgather", 0))
+    with pytest.raises(UsageError):
+        synthesise(Request(topology, "broadcast", 10, root=9))
+    with pytest.raises(UsageError):
+        synthesise(Request(topology, "gossip", 10))
