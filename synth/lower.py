@@ -16,9 +16,9 @@ from taccl.profiles.topology import Topology
 from taccl.synth.algorithm import Algorithm
 from taccl.synth.collective import refined
 from taccl.synth.cost import Costs, costs
-from taccl.synth.lower_operations import Operation, operations
+from taccl.synth.lower_operations import MAX_COUNT, Operation, operations
 from taccl.synth.program import Program, RankProgram, Step, Threadblock
-from taccl.synth.schedule import Transfer, completion_fs, time_by_priority
+from taccl.synth.schedule import Transfer, completion_fs, time_by_priority, time_in_order
 from taccl.synth.simulate import Simulation, simulate
 
 MAX_STEPS = 64
@@ -57,7 +57,7 @@ def lower_exact(
     failure: CheckFailed | None = None
     priced = costs(topology, refined(algorithm.collective, instances).chunk_bytes(algorithm.size_bytes))
     for ordered in (False, True):
-        shape = split_chunks(algorithm, topology, instances)
+        shape = _within_steps(split_chunks(algorithm, topology, instances), topology, priced)
         for attempt in range(RETIMINGS):
             try:
                 program = lower(shape, topology, protocol=protocol, instances=instances, ordered=ordered)
@@ -83,6 +83,19 @@ def lower_exact(
         assert failure is not None
         raise failure
     return best
+
+
+def _within_steps(shape: Algorithm, topology: Topology, priced: Costs) -> Algorithm:
+    """Messages of more chunks than a step can carry, cut into several and timed anew in the same order."""
+    if all(len(m.chunks) <= MAX_COUNT for m in shape.messages):
+        return shape
+    pieces = [
+        Transfer(m.link, m.chunks[begin : begin + MAX_COUNT], m.op)
+        for m in shape.messages
+        for begin in range(0, len(m.chunks), MAX_COUNT)
+    ]
+    messages = time_in_order(topology, shape.collective, priced, pieces)
+    return replace(shape, messages=messages, time_fs=completion_fs(priced, messages))
 
 
 def _as_simulated(shape: Algorithm, priced: Costs, simulation: Simulation) -> Algorithm | None:

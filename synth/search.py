@@ -29,6 +29,9 @@ Build = Callable[[int], Collective]  # partition -> collective
 # Beyond this many (chunk, link) pairs the timed model finds nothing in the time people wait.
 MOST_TREE_HOPS = 40_000
 MOST_SLOT_VARIABLES = 40_000
+# A finer cut must pay: tiny chunks cost steps and channels that the cost model does not see.
+LEAST_CHUNK_BYTES = 256
+WORTHWHILE = 0.995
 # Without the relaxation CP-SAT counts so little deterministic time that a fraction is as long by the clock.
 QUICK_SHARE = 0.15
 # Beyond this many messages lowering would need more channels and steps than a GPU has.
@@ -129,6 +132,8 @@ class Search:
         parts, last = 2, candidate.time_fs
         while len(candidate.transfers) * parts <= MOST_MESSAGES and not self.finished():
             cut = refined(candidate.collective, parts)
+            if cut.chunk_bytes(self.size_bytes) < LEAST_CHUNK_BYTES:
+                return
             finer = problem(self.topology, cut, self.size_bytes, self.restrictions)
             times = []
             for by_part in (True, False):
@@ -136,7 +141,7 @@ class Search:
                 offered = self.offer(engine, finer, split)
                 if offered:
                     times.append(offered.time_fs)
-            if not times or min(times) > last:
+            if not times or min(times) > last * WORTHWHILE:
                 return
             last = min(times)
             parts *= 2
