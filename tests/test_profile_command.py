@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 from mpi_jobs import launch, needs_mpi
 
 from taccl.cli import main
 from taccl.commands.profile import Sizes, command
-from taccl.profiles.measure.buffers import HostBuffers
+from taccl.profiles.measure.buffers import HostBuffers, buffers
 from taccl.profiles.profile_file import read_topology
 
 FAULTY = str(Path(__file__).parent / "cluster" / "fault_profile.py")
@@ -122,10 +124,51 @@ def test_json_and_a_profile_do_not_share_stdout(
 
 
 def test_host_buffers_give_each_message_its_own_area() -> None:
-    buffers = HostBuffers()
-    areas = [buffers.wire(64, outgoing, slot) for outgoing in (True, False) for slot in (0, 1)]
+    host = HostBuffers()
+    areas = [host.wire(64, outgoing, slot) for outgoing in (True, False) for slot in (0, 1)]
     for value, area in enumerate(areas):
         area[:] = value
     assert [int(area[0]) for area in areas] == [0, 1, 2, 3]
     assert all(area.nbytes == 64 for area in areas)
-    assert buffers.wire(16, True, 0).base is not None  # a part of the area that is already there
+    assert host.wire(16, True, 0).base is not None  # a part of the area that is already there
+
+
+def test_staged_buffers_copy_around_every_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device path with host arrays in CuPy's place: bytes come from the device and go back to it."""
+
+    class Device:
+        def __init__(self, data: np.ndarray) -> None:
+            self.data, self.nbytes = data, data.nbytes
+
+        def __getitem__(self, key: slice) -> Device:
+            return Device(self.data[key])
+
+        def get(self, stream: object, out: np.ndarray) -> None:
+            out[:] = self.data
+
+        def set(self, data: np.ndarray, stream: object) -> None:
+            self.data[:] = data
+
+    waits: list[int] = []
+    cuda = SimpleNamespace(
+        alloc_pinned_memory=bytearray,
+        Stream=lambda non_blocking: SimpleNamespace(synchronize=lambda: waits.append(1)),
+    )
+    cupy = SimpleNamespace(
+        cuda=cuda, uint8=np.uint8, full=lambda size, value, dtype: Device(np.full(size, value, dtype))
+    )
+    monkeypatch.setattr("taccl.runtime.gpu.load", lambda: cupy)
+    monkeypatch.setattr("taccl.runtime.gpu.select", lambda local_rank: local_rank)
+    staged = buffers("cuda", 1)
+    assert "GPU 1" in staged.name
+    outgoing, incoming = staged.wire(8, True, 0), staged.wire(8, False, 0)
+    outgoing[:] = 0
+    staged.before_send(outgoing)
+    assert outgoing.tolist() == [1] * 8  # the device's bytes, not what lay in host memory
+    incoming[:] = 7
+    staged.after_receive(incoming)
+    incoming[:] = 0
+    staged.before_send(incoming)
+    assert incoming.tolist() == [7] * 8  # they had reached the device
+    assert len(waits) == 3
+    assert staged.wire(4, True, 0).nbytes == 4
