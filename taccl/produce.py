@@ -93,7 +93,7 @@ def produce(
 
     from taccl.profiles.load import load_topology
     from taccl.synth.collective import refined
-    from taccl.synth.lower import lower_exact
+    from taccl.synth.lower import claim, lower_exact
     from taccl.synth.synthesise import synthesise
     from taccl.synth.verify import is_correct, verify
 
@@ -110,8 +110,11 @@ def produce(
     if not is_correct(findings):
         errors = "\n".join(f"{f.code}: {f.message}" for f in findings if f.severity == "error")
         raise CheckFailed(f"the program made for {algorithm.name} is wrong, nothing was written:\n{errors}")
-    # More instances cut chunks finer, which the schedule knows nothing of.
-    slower = lowered.notes if lowered.slower_fs and order.instances == 1 else ()
+    slower = ()
+    if lowered.schedule is not algorithm:
+        # What is claimed, priced and written is what the program does, in its own order and at its own cut.
+        slower = lowered.notes if lowered.slower_fs else ()
+        algorithm = claim(lowered.schedule, algorithm.certificate)
     return Product(algorithm, topology, program, solve_s, lowered.simulated_time_fs, (*warnings, *slower))
 
 
