@@ -250,10 +250,13 @@ class ListOf:
 
 @dataclass(frozen=True, slots=True)
 class MapOf:
-    """A mapping from names that the author chooses to `value`. Reads as dict without unreadable values."""
+    """A mapping from names (or numbers) that the author chooses to `value`.
+
+    Reads as dict without unreadable values; numbers written differently (1, +1) are one key.
+    """
 
     value: Form
-    key: Text = Text(pattern=r"[A-Za-z_][A-Za-z0-9_.-]{0,63}", looks="a name")
+    key: Text | Integer = Text(pattern=r"[A-Za-z_][A-Za-z0-9_.-]{0,63}", looks="a name")
     maximum: int = 10_000
 
     def words(self) -> str:
@@ -264,8 +267,8 @@ class MapOf:
         """Whether the node has the look of this form (used by Either)."""
         return node.kind == "mapping"
 
-    def read(self, node: Node) -> dict[str, Any] | None:
-        """The values by name, or None after noting an error."""
+    def read(self, node: Node) -> dict[Any, Any] | None:
+        """The values by name or number, or None after noting an error."""
         if node.kind != "mapping":
             _wrong_type(node, self)
             return None
@@ -276,8 +279,10 @@ class MapOf:
         return {name: value for name, value in pairs if name is not None and value is not None}
 
     def schema(self) -> dict[str, Any]:
-        """JSON Schema of the form."""
+        """JSON Schema of the form; JSON's keys are texts, so numbers are described by their digits."""
         keys = {key: value for key, value in self.key.schema().items() if key != "type"}
+        if isinstance(self.key, Integer):
+            keys = {"pattern": "^[-+]?(0|[1-9][0-9]*)$"}
         return {
             "type": "object",
             "propertyNames": keys,
@@ -438,7 +443,8 @@ class Either:
         for form in self.forms:
             if form.accepts(node):
                 return form.read(node)
-        _wrong_type(node, self)
+        words = [word for form in self.forms if isinstance(form, Text) for word in form.choices]
+        _wrong_type(node, self, did_you_mean(node.text, words) if node.kind == "scalar" else "")
         return None
 
     def schema(self) -> dict[str, Any]:

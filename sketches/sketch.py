@@ -22,10 +22,11 @@ PATTERNS = ("round-robin", "relay")
 class SwitchSet:
     """GPUs of a node that a switch joins, and how many of the links between them to use.
 
-    Given by local ranks, or by the name that a switch has in the topology ("nvswitch": in every node).
+    Given by local ranks, or by the name that a switch has in the topology ("nvswitch": in every node); with
+    neither, all GPUs of a node are meant.
     """
 
-    ranks: tuple[int, ...]  # local; () when `name` says it
+    ranks: tuple[int, ...]  # local
     policy: str  # of POLICIES
     name: str = ""
     where: str = ""
@@ -120,16 +121,16 @@ class LinkCap:
 
 @dataclass(frozen=True, slots=True)
 class SymmetryOffset:
-    """TACCL's [offset, group size]: rank r stands for (r % group + offset) % group + r // group * group."""
+    """TACCL's [offset, group size]: rank r looks like (r % group + offset) % group + r // group * group."""
 
     offset: int
-    group: int
+    group: int  # 0: all ranks of the cluster
     where: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class ExplicitPermutation:
-    """A symmetry written out: `image[r]` is the rank that r stands for."""
+    """A symmetry written out: `image[r]` is the rank that r looks like."""
 
     image: Permutation
     where: str = ""
@@ -150,8 +151,8 @@ class Sketch:
     """A sketch. None (or the default) of a field leaves the choice to synthesis.
 
     `places` holds "file:line:column" of the plain values by their path in the file, e.g. "nodes" or
-    "hyperparameters.seed"; what has a `where` of its own is not in it. `text` is the file's text, from which
-    messages repeat the line.
+    "hyperparameters.seed"; what has a `where` of its own is not in it. `text` is the text of `file`,
+    from which messages repeat the line.
     """
 
     name: str = ""
@@ -173,4 +174,5 @@ class Sketch:
     seed: int | None = None
     workers: int | None = None
     places: dict[str, str] = field(default_factory=dict)
+    file: str = ""
     text: str = field(default="", repr=False, compare=False)

@@ -1,0 +1,486 @@
+"""A sketch on a topology: what is wrong with it there, and the rules that synthesis obeys.
+
+Findings: S201 the number of nodes, S202 a rank, S203 a link, S204 a link kind, S205 a switch, S206 a sender or a
+node group, S207 a relay, S208 ranks that are cut off, S209 a symmetry. What only some collectives could do
+(chunks of a rank that cannot leave, ranks cut off) is a warning, for others can do without.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from taccl.errors import Diagnostic, InvalidInput
+from taccl.profiles.forms import did_you_mean
+from taccl.profiles.topology import Topology
+from taccl.profiles.yaml_reader import Findings
+from taccl.sketches.restrictions import Permutation, Restrictions, Rule
+from taccl.sketches.sketch import LinkChoice, NodeGroups, Sketch, SwitchSet
+from taccl.sketches.symmetry import is_automorphism
+
+
+def check_sketch(sketch: Sketch, topology: Topology) -> list[Diagnostic]:
+    """Everything that a sketch gets wrong about a topology, errors and warnings, in file order."""
+    resolver = _Resolver(sketch, topology)
+    resolver.restrictions()
+    found = (*resolver.findings.errors, *resolver.findings.warnings)
+    return sorted(found, key=lambda d: (d.line, d.column, d.code, d.message))
+
+
+def restrict(sketch: Sketch, topology: Topology) -> Restrictions:
+    """The rules of a sketch over the links of a topology, one for each line that asks for one.
+
+    Raises InvalidInput with every error that `check_sketch` finds.
+    """
+    resolver = _Resolver(sketch, topology)
+    restrictions = resolver.restrictions()
+    if resolver.findings.errors:
+        raise InvalidInput(resolver.findings.errors)
+    return restrictions
+
+
+class _Resolver:
+    """Turns local ranks and link choices into link ids, and notes what does not exist."""
+
+    def __init__(self, sketch: Sketch, topology: Topology) -> None:
+        self.sketch = sketch
+        self.topology = topology
+        self.findings = Findings(sketch.file or sketch.name or "<sketch>", sketch.text)
+        self.node_of = topology.node_of()
+        self.local_of = [0] * topology.ranks
+        for node in topology.nodes:
+            for local, rank in enumerate(node):
+                self.local_of[rank] = local
+        self.largest_node = max(len(node) for node in topology.nodes)
+        self.inter = frozenset(
+            index
+            for index, link in enumerate(topology.links)
+            if self.node_of[link.src] != self.node_of[link.dst]
+        )
+        self.every = frozenset(range(len(topology.links)))
+
+    def note(self, where: str, code: str, message: str, help: str = "", severity: str = "error") -> None:
+        """Note a finding at a "file:line:column"."""
+        _, line, column = where.rsplit(":", 2) if where.count(":") >= 2 else ("", "0", "0")
+        self.findings.add(int(line), int(column), code, message, help, severity=severity)
+
+    def warn(self, where: str, code: str, message: str, help: str = "") -> None:
+        """Note a warning."""
+        self.note(where, code, message, help, "warning")
+
+    def restrictions(self) -> Restrictions:
+        """Everything that the sketch asks; worthless when errors were noted."""
+        sketch = self.sketch
+        nodes = len(self.topology.nodes)
+        if sketch.nodes is not None and sketch.nodes != nodes:
+            message = f"the sketch is for {sketch.nodes} node(s), {self.topology.name} has {nodes}"
+            self.note(
+                sketch.places.get("nodes", ""), "S201", message, "take `nodes` out, or another topology"
+            )
+        rules = [*self.link_rules(), *self.switch_rules()]
+        if nodes > 1:
+            rules += self.node_rules()
+        forbidden = frozenset[int]().union(*(rule.links for rule in rules if rule.kind == "forbid-links"))
+        if not self.findings.errors:
+            self.check_reach(forbidden)
+        generators = self.symmetry(forbidden)
+        options = {"seed": sketch.seed, "workers": sketch.workers}
+        return Restrictions(
+            rules=tuple(rule for rule in rules if rule.links or rule.routes),
+            symmetry=generators,
+            symmetry_where=sketch.symmetry.where,
+            partition=sketch.partition,
+            extra_hops=sketch.extra_hops,
+            size_bytes=sketch.size_bytes,
+            time_limit_s=sketch.time_limit_s,
+            target_gap=sketch.target_gap,
+            sketch_name=sketch.name,
+            options={key: value for key, value in options.items() if value is not None},
+        )
+
+    # Links
+
+    def link_rules(self) -> list[Rule]:
+        """The rules of `use`, `avoid` and `caps`."""
+        sketch = self.sketch
+        rules = []
+        if sketch.use:
+            used = frozenset[int]().union(*(self.chosen(choice) for choice in sketch.use))
+            text = "only the links listed under `use` may be used"
+            rules.append(Rule("forbid-links", sketch.use[0].where, text, links=self.every - used))
+        for choice in sketch.avoid:
+            links = self.chosen(choice)
+            rules.append(
+                Rule("forbid-links", choice.where, f"{_in_words(choice)} may not be used", links=links)
+            )
+        for cap in sketch.caps:
+            text = f"{_in_words(cap.links)} carry at most {cap.limit} chunk(s) each"
+            rules.append(Rule("cap", cap.where, text, links=self.chosen(cap.links), limit=cap.limit))
+        return rules
+
+    def chosen(self, choice: LinkChoice) -> frozenset[int]:
+        """The links that a line selects."""
+        ranks = self.topology.ranks
+        named = [rank for pair in choice.pairs or () for rank in pair]
+        unknown = {r for r in (*named, *(choice.sources or ()), *(choice.targets or ())) if r >= ranks}
+        if unknown:
+            message = f"rank {min(unknown)} does not exist: {self.topology.name} has ranks 0 to {ranks - 1}"
+            self.note(choice.where, "S202", message)
+            return frozenset()
+        kinds = sorted({link.kind for link in self.topology.links})
+        if choice.kind and choice.kind not in kinds:
+            help = did_you_mean(choice.kind, kinds) or f"kinds are {', '.join(kinds)}"
+            self.note(
+                choice.where, "S204", f"{self.topology.name} has no links of kind {choice.kind!r}", help
+            )
+            return frozenset()
+        ways = [(choice.pairs, choice.sources, choice.targets)]
+        if choice.both_ways:
+            turned = None if choice.pairs is None else tuple((dst, src) for src, dst in choice.pairs)
+            ways.append((turned, choice.targets, choice.sources))
+        found: set[int] = set()
+        for pairs, sources, targets in ways:
+            wanted = None if pairs is None else set(pairs)
+            from_ranks = None if sources is None else set(sources)
+            to_ranks = None if targets is None else set(targets)
+            here = {
+                index
+                for index, link in enumerate(self.topology.links)
+                if (wanted is None or (link.src, link.dst) in wanted)
+                and (from_ranks is None or link.src in from_ranks)
+                and (to_ranks is None or link.dst in to_ranks)
+                and (not choice.kind or link.kind == choice.kind)
+                and (not choice.scope or (index in self.inter) == (choice.scope == "inter"))
+            }
+            found |= here
+            there = {(self.topology.links[i].src, self.topology.links[i].dst) for i in here}
+            for src, dst in pairs or ():
+                if (src, dst) not in there:
+                    message = f"there is no such link from rank {src} to rank {dst} in {self.topology.name}"
+                    self.note(choice.where, "S203", message, self.neighbours(src))
+        if not found and choice.pairs is None:
+            self.warn(choice.where, "S203", f"this line selects no link of {self.topology.name}")
+        return frozenset(found)
+
+    def neighbours(self, rank: int) -> str:
+        """Where a rank's links lead, for a message."""
+        reached = sorted({link.dst for link in self.topology.links if link.src == rank})
+        return f"rank {rank} is linked to {_shown(reached)}" if reached else f"rank {rank} is linked to none"
+
+    # Inside nodes
+
+    def switch_rules(self) -> list[Rule]:
+        """The policies of switches, and the spreading of load over a node's links."""
+        intranode = self.sketch.intranode
+        if intranode is None:
+            return []
+        if intranode.strategy in ("minmax", "maxmin"):
+            text = "the load inside a node is spread over its links"
+            return [Rule("uc-max", intranode.where, text, links=self.every - self.inter)]
+        rules = []
+        seen: set[frozenset[int]] = set()
+        for switch in intranode.switches if intranode.strategy == "switch" else ():
+            links = self.switch_links(switch)
+            if switch.policy == "free" or links in seen:  # parallel switches: the same ranks, said again
+                continue
+            seen.add(links)
+            few = "as few" if switch.policy == "uc-min" else "as many"
+            what = switch.name or (_shown(switch.ranks) if switch.ranks else "each node")
+            text = f"{few} links as possible are used through the switch of {what} ({switch.policy})"
+            rules.append(Rule(switch.policy, switch.policy_where or switch.where, text, links=links))
+        return rules
+
+    def switch_links(self, switch: SwitchSet) -> frozenset[int]:
+        """The links between the ranks of a switch, in every node."""
+        if switch.name:
+            sets = [
+                each.ranks
+                for each in self.topology.switches
+                if each.name == switch.name or each.name.endswith(f".{switch.name}")
+            ]
+            if not sets:
+                known = sorted({each.name.rpartition(".")[2] for each in self.topology.switches})
+                help = did_you_mean(switch.name, known) or (
+                    f"switches are {', '.join(known)}" if known else "name the switch by its `ranks`"
+                )
+                message = f"{self.topology.name} has no switch {switch.name!r}"
+                self.note(switch.where, "S205", message, help)
+                return frozenset()
+        elif switch.ranks:
+            if not self.local_ranks_exist(switch.ranks, switch.where):
+                return frozenset()
+            sets = [
+                tuple(node[local] for local in switch.ranks if local < len(node))
+                for node in self.topology.nodes
+            ]
+        else:
+            sets = list(self.topology.nodes)
+        pairs = {(a, b) for members in sets for a in members for b in members if a != b}
+        links = frozenset(
+            index for index, link in enumerate(self.topology.links) if (link.src, link.dst) in pairs
+        )
+        missing = pairs - {(self.topology.links[i].src, self.topology.links[i].dst) for i in links}
+        if missing:
+            src, dst = min(missing)
+            self.note(
+                switch.where, "S205", f"these ranks are under no common switch: no link joins {src} to {dst}",
+                f"{self.neighbours(src)}; a switch joins each of its ranks to each",
+            )  # fmt: skip
+        return links
+
+    def local_ranks_exist(self, ranks: Iterable[int], where: str) -> bool:
+        """Whether some node has these local ranks; the first that none has is noted."""
+        unknown = sorted(rank for rank in ranks if rank >= self.largest_node)
+        if unknown:
+            message = (
+                f"local rank {unknown[0]} does not exist: a node of {self.topology.name} has ranks 0 to "
+                f"{self.largest_node - 1}"
+            )
+            self.note(where, "S202", message)
+        return not unknown
+
+    # Between nodes
+
+    def node_rules(self) -> list[Rule]:
+        """The rules of `internode`: connection, relays, order, groups."""
+        rules = []
+        groups = self.sketch.node_groups
+        joined = self.joined_nodes(groups) if groups is not None else None
+        if groups is not None and joined is not None:
+            apart = frozenset(index for index in self.inter if self.nodes_of(index) not in joined)
+            text = f"nodes exchange within their groups and, between groups, by {groups.pattern}"
+            rules.append(Rule("forbid-links", groups.where, text, links=apart))
+        internode = self.sketch.internode
+        if internode is None:
+            return rules
+        allowed = self.connected(joined)
+        if internode.connection != "fully-connected":
+            if internode.connection == "direct-map":
+                text = "links between nodes run only from a rank to that of its number (direct-map)"
+            else:
+                lines = "; ".join(f"{line.sender} -> {_shown(line.receivers)}" for line in internode.senders)
+                text = f"links between nodes run only between the local ranks {lines}"
+            rules.append(Rule("forbid-links", internode.where, text, links=self.inter - allowed))
+        senders = {self.local_of[self.topology.links[index].src] for index in allowed}
+        relayed: set[int] = set()
+        for relay in internode.relays:
+            if not self.local_ranks_exist((relay.sender, *relay.sources), relay.where):
+                continue
+            if relay.sender not in senders:
+                message = f"local rank {relay.sender} has no link to another node, so it relays nothing"
+                self.warn(relay.where, "S207", message)
+            relayed |= set(relay.sources)
+            takes = set(relay.sources)
+            routes = frozenset(
+                (rank, index)
+                for index in allowed
+                if self.local_of[self.topology.links[index].src] == relay.sender
+                for rank in self.topology.nodes[self.nodes_of(index)[0]]
+                if self.local_of[rank] not in takes
+            )
+            text = (
+                f"local rank {relay.sender} takes only the chunks of {_shown(relay.sources)} out of its node"
+            )
+            rules.append(Rule("forbid-routes", relay.where, text, routes=routes))
+        if internode.relays and senders <= {relay.sender for relay in internode.relays}:
+            left = sorted(set(range(self.largest_node)) - relayed)
+            if left:
+                self.warn(
+                    internode.relays[0].where, "S207",
+                    f"no sender takes the chunks of local rank {_shown(left)} out of the node",
+                    "add them to a line of `relays`, or give one sender no line: it then takes everybody's",
+                )  # fmt: skip
+        if internode.own_first:
+            text = "a sender's own chunks leave the node before those that it relays"
+            rules.append(Rule("own-first", internode.own_first_where, text, links=allowed))
+        return rules
+
+    def nodes_of(self, index: int) -> tuple[int, int]:
+        """The nodes that a link joins."""
+        link = self.topology.links[index]
+        return self.node_of[link.src], self.node_of[link.dst]
+
+    def connected(self, joined: set[tuple[int, int]] | None) -> frozenset[int]:
+        """The links between (joined) nodes that the connection leaves."""
+        internode = self.sketch.internode
+        assert internode is not None
+        ends: dict[tuple[int, int], set[int]] = {}
+        for index in self.inter:
+            if joined is None or self.nodes_of(index) in joined:
+                link = self.topology.links[index]
+                ends.setdefault((self.local_of[link.src], self.local_of[link.dst]), set()).add(index)
+        if internode.connection == "fully-connected":
+            return frozenset[int]().union(*ends.values())
+        if internode.connection == "direct-map":
+            links = frozenset(index for (a, b), found in ends.items() if a == b for index in found)
+            if not links:
+                message = f"{self.topology.name} links no rank to that of its own number in another node"
+                self.note(internode.where, "S206", message, "list the senders and their receivers")
+            return links
+        allowed: set[int] = set()
+        for line in internode.senders:
+            if not self.local_ranks_exist((line.sender, *line.receivers), line.where):
+                continue
+            for receiver in line.receivers:
+                found = ends.get((line.sender, receiver), set())
+                if not found:
+                    linked = sorted(b for a, b in ends if a == line.sender)
+                    message = f"local rank {line.sender} has no link to local rank {receiver} of another node"
+                    self.note(
+                        line.where, "S206", message,
+                        f"rank {line.sender} is linked to {_shown(linked)} there" if linked
+                        else f"senders can be {_shown(sorted({a for a, _ in ends}))}",
+                    )  # fmt: skip
+                allowed |= found
+        return frozenset(allowed)
+
+    def joined_nodes(self, groups: NodeGroups) -> set[tuple[int, int]] | None:
+        """The pairs of nodes that may exchange; None after noting what is wrong."""
+        nodes = len(self.topology.nodes)
+        if groups.groups:
+            members: Sequence[tuple[int, ...]] = groups.groups
+            listed = sorted(node for group in members for node in group)
+            if listed != list(range(nodes)):
+                wrong = [node for node in listed if node >= nodes]
+                absent = sorted(set(range(nodes)) - set(listed))
+                message = (
+                    f"node {wrong[0]} does not exist: {self.topology.name} has {nodes} nodes"
+                    if wrong
+                    else f"node {_shown(absent)} is in no group"
+                )
+                self.note(groups.where, "S206", message, "list every node once")
+                return None
+        else:
+            if nodes % groups.size:
+                message = f"{nodes} nodes do not make groups of {groups.size}"
+                self.note(groups.where, "S206", message, "take a divisor, or list the nodes of each group")
+                return None
+            members = [tuple(range(n, n + groups.size)) for n in range(0, nodes, groups.size)]
+        joined = {(a, b) for group in members for a in group for b in group if a != b}
+        places = range(1) if groups.pattern == "relay" else range(len(members[0]))
+        for k in places:
+            joined |= {(a[k], b[k]) for a in members for b in members if a is not b}
+        return joined
+
+    # The whole
+
+    def check_reach(self, forbidden: frozenset[int]) -> None:
+        """Warn of ranks that the rules cut off from others, where the topology does not."""
+        where = self.sketch.internode.where if self.sketch.internode is not None else ""
+        where = where or next((choice.where for choice in (*self.sketch.use, *self.sketch.avoid)), "")
+        for backwards in (False, True):
+            cut = self.reached(self.every, backwards) - self.reached(self.every - forbidden, backwards)
+            if cut:
+                ranks = _shown(sorted(cut))
+                what = (
+                    f"rank 0 is out of reach of rank {ranks}"
+                    if backwards
+                    else f"rank {ranks} is out of reach of rank 0"
+                )
+                help = (
+                    "collectives in which every rank hears of every other have no algorithm under this sketch"
+                )
+                self.warn(where, "S208", f"{what} over the links that the sketch leaves", help)
+
+    def reached(self, links: frozenset[int], backwards: bool) -> set[int]:
+        """The ranks that rank 0 reaches (backwards: that reach it) over some links."""
+        out: dict[int, list[int]] = {}
+        for index in links:
+            link = self.topology.links[index]
+            src, dst = (link.dst, link.src) if backwards else (link.src, link.dst)
+            out.setdefault(src, []).append(dst)
+        seen, queue = {0}, [0]
+        while queue:
+            fresh = set(out.get(queue.pop(), ())) - seen
+            seen |= fresh
+            queue.extend(fresh)
+        return seen
+
+    def symmetry(self, forbidden: frozenset[int]) -> tuple[Permutation, ...] | None:
+        """Generators: None for `auto`, () for `none`."""
+        asked = self.sketch.symmetry
+        if asked.kind != "listed":
+            return None if asked.kind == "auto" else ()
+        ranks = self.topology.ranks
+        generators: list[Permutation] = []
+        for line in asked.offsets:
+            group = line.group or ranks
+            if ranks % group:
+                message = f"groups of {group} ranks do not divide the {ranks} ranks of {self.topology.name}"
+                self.note(line.where, "S209", message, "`all` stands for the ranks of the whole cluster")
+                continue
+            image = tuple((r % group + line.offset) % group + r // group * group for r in range(ranks))
+            self.add_symmetry(generators, image, line.where, forbidden)
+        for written in asked.permutations:
+            if len(written.image) != ranks:
+                message = f"the permutation has {len(written.image)} ranks, {self.topology.name} has {ranks}"
+                self.note(written.where, "S209", message)
+                continue
+            self.add_symmetry(generators, written.image, written.where, forbidden)
+        return tuple(generators)
+
+    def add_symmetry(
+        self, generators: list[Permutation], image: Permutation, where: str, forbidden: frozenset[int]
+    ) -> None:
+        """Keep a generator that is a symmetry of the topology; the identity, of one node, is left out."""
+        if image == tuple(range(len(image))):
+            return
+        if not is_automorphism(self.topology, image):
+            self.note(
+                where, "S209", f"this is no symmetry of {self.topology.name}: {self.difference(image)}",
+                "write symmetry: auto to let it be found",
+            )  # fmt: skip
+            return
+        pairs = {(self.topology.links[i].src, self.topology.links[i].dst) for i in self.every - forbidden}
+        broken = sorted((a, b) for a, b in pairs if (image[a], image[b]) not in pairs)
+        if broken:
+            a, b = broken[0]
+            self.warn(
+                where, "S209",
+                f"the sketch's own rules do not keep this symmetry: {a} -> {b} may be used, but not its image "
+                f"{image[a]} -> {image[b]}", "it will not be used",
+            )  # fmt: skip
+        generators.append(image)
+
+    def difference(self, image: Permutation) -> str:
+        """A link that differs from its image, in words."""
+        kinds: dict[tuple[int, int], list[tuple[object, ...]]] = {}
+        for link in self.topology.links:
+            kinds.setdefault((link.src, link.dst), []).append(
+                (link.alpha_us, link.beta_us_per_mb, link.occupancy_us)
+            )
+        for (a, b), prices in sorted(kinds.items()):
+            c, d = image[a], image[b]
+            if sorted(prices) != sorted(kinds.get((c, d), [])):
+                what = "is there, but no" if (c, d) not in kinds else "differs from its image"
+                return f"the link {a} -> {b} {what} {c} -> {d}"
+        return "the ports that links share do not fit"
+
+
+def _in_words(choice: LinkChoice) -> str:
+    words = [] if choice.kind == "" else [f"of kind {choice.kind}"]
+    if choice.pairs is not None:
+        arrow = "<->" if choice.both_ways else "->"
+        shown = [f"{src} {arrow} {dst}" for src, dst in choice.pairs[:4]]
+        words.append(
+            ", ".join(shown) + (f" and {len(choice.pairs) - 4} more" if len(choice.pairs) > 4 else "")
+        )
+    if choice.sources is not None:
+        words.append(f"from {_shown(choice.sources)}")
+    if choice.targets is not None:
+        words.append(f"to {_shown(choice.targets)}")
+    if choice.scope:
+        words.append("inside nodes" if choice.scope == "intra" else "between nodes")
+    back = ", both ways," if choice.both_ways and choice.pairs is None else ""
+    return f"links {' '.join(words)}{back}"
+
+
+def _shown(numbers: Iterable[int]) -> str:
+    """Numbers for a message, runs as ranges: 0-7, 9; at most eight of these."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    shown = [str(low) if low == high else f"{low}-{high}" for low, high in runs]
+    return ", ".join(shown[:8]) + (f" and {len(shown) - 8} more" if len(shown) > 8 else "")
