@@ -24,6 +24,7 @@ from taccl.profiles.measure.probe import Probe, Prober, Trial, typical
 Flow = tuple[int, int]
 
 _SHARED = 1.4  # two flows that share a port which one of them fills take 2x; independent ones 1x
+_NEAR = 1.5  # far nodes whose links differ by less are equally good ends for flows
 _CONFIRM = 3  # probes that must all show a port
 _MOST_FLOWS = 16  # of one probe
 
@@ -245,7 +246,7 @@ def _outward(
         return min(bench.beta(link(rank, far)) for rank in ranks for far in nodes[index])
 
     fastest = min(speed(index) for index in others)
-    near = [index for index in others if speed(index) <= 1.5 * fastest]
+    near = [index for index in others if speed(index) <= _NEAR * fastest]
     free = {index: list(nodes[index]) for index in near}
     flows: list[Flow] = []
     for rank in ranks[:_MOST_FLOWS]:
@@ -289,16 +290,18 @@ def _rank_ports(bench: _Bench, nodes: Partition, node: int, direction: str) -> N
 
 
 def _peers(bench: _Bench, nodes: Partition, node: int, rank: int, direction: str, near: bool) -> list[Flow]:
-    """Two flows of one rank with the fastest peers in its node, or in two others (or in the only other)."""
+    """Two flows of one rank with the fastest peers in its node, or in two others (one where that is faster)."""
 
     def link(far: int) -> Flow:
         return (rank, far) if direction == "out" else (far, rank)
 
-    others = [group for k, group in enumerate(nodes) if k != node]
+    def fastest(group: Sequence[int]) -> list[int]:
+        return sorted((r for r in group if r != rank), key=lambda r: (bench.beta(link(r)), r))
+
     if near:
-        peers = [r for r in nodes[node] if r != rank]
-    elif len(others) == 1:
-        peers = list(others[0])
-    else:
-        peers = [min(group, key=lambda r: (bench.beta(link(r)), r)) for group in others]
-    return [link(r) for r in sorted(peers, key=lambda r: (bench.beta(link(r)), r))[:2]]
+        return [link(r) for r in fastest(nodes[node])[:2]]
+    others = [fastest(group) for k, group in enumerate(nodes) if k != node]
+    others.sort(key=lambda group: (bench.beta(link(group[0])), group[0]))
+    if len(others) > 1 and bench.beta(link(others[1][0])) <= _NEAR * bench.beta(link(others[0][0])):
+        return [link(others[0][0]), link(others[1][0])]
+    return [link(r) for r in others[0][:2]] if others else []

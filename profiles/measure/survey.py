@@ -224,12 +224,17 @@ def _largest(
         tell("sizes", done, len(jobs))
         src, dst = nodes[a][0], next(rank for rank in nodes[b] if rank != nodes[a][0])
         enough = max(effort.enough_us, 8 * latency[src, dst])
+        before = 0.0
         for size in _LADDER:
             times = prober.run(solo(src, dst, [one_message(1, size)], 2)) - 2 * latency[src, dst]
-            sizes[a, b] = size, max(float(times.min()), 1.0)
-            # The slowest repeat decides: a token bucket lets the first bytes through for nothing.
-            if times.max() >= enough and times.min() >= enough / 2:
+            time = max(float(times.min()), 1.0)
+            sizes[a, b] = size, time
+            # A token bucket lets the first bytes through for nothing: until four times its burst, doubling the
+            # size makes the time more than three times as long, and then the smallest trial exceeds the burst.
+            linear = 0 < time <= 3 * before
+            if times.max() >= enough and (linear or time >= 10 * enough):
                 break
+            before = time
     return sizes
 
 
