@@ -28,9 +28,8 @@ def reference() -> str:
 
 
 def _sections(command: click.Command, path: str, level: int) -> Iterator[str]:
-    context = click.Context(
-        command, info_name=path, terminal_width=100, max_content_width=100, **cli.context_settings
-    )
+    settings = {**cli.context_settings, "terminal_width": 100, "max_content_width": 100}
+    context = click.Context(command, info_name=path, **settings)
     yield f"{'#' * level} {path}\n\n```text\n{command.get_help(context)}\n```\n"
     if isinstance(command, click.Group):
         for name in command.list_commands(context):

@@ -162,9 +162,11 @@ def restrictions_of(sketch: str | None, topology: Topology) -> tuple[Restriction
 
     if sketch is None:
         return Restrictions(), ()
-    from taccl.sketches import load_sketch, restrict
+    from taccl.sketches import check_sketch, load_sketch, restrict
 
-    return restrict(load_sketch(sketch), topology), ()
+    loaded = load_sketch(sketch)
+    found = [d for d in check_sketch(loaded, topology) if d.severity != "error"]
+    return restrict(loaded, topology), tuple(d.render() for d in found)
 
 
 def document(product: Product, path: str | None) -> dict[str, Any]:

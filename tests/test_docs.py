@@ -66,3 +66,9 @@ def test_shown_commands_exist(page: str, arguments: list[str]) -> None:
 
 def test_examples_are_found() -> None:
     assert len(list(shown_commands())) >= 10
+
+
+def test_index_names_every_page() -> None:
+    index = (ROOT / "docs" / "index.md").read_text()
+    for page in (ROOT / "docs").glob("*.md"):
+        assert page.name == "index.md" or f"({page.name})" in index, f"docs/index.md does not link {page.name}"
