@@ -106,10 +106,10 @@ def complete(topology: Topology, collective: Collective, transfers: Sequence[Tra
     gave: dict[int, set[int]] = {}
     for transfer in transfers:
         link = topology.links[transfer.link]
-        for chunk in transfer.chunks:
-            received.setdefault(chunk, set()).add(link.dst)
+        for number in transfer.chunks:
+            received.setdefault(number, set()).add(link.dst)
             if transfer.op == "reduce":
-                gave.setdefault(chunk, set()).add(link.src)
+                gave.setdefault(number, set()).add(link.src)
     for number, chunk in enumerate(collective.chunks):
         sources = {rank for rank, _ in chunk.sources}
         wanted = {rank for rank, _ in chunk.destinations}

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import partial
 from importlib.metadata import version
 
 from taccl import __version__
@@ -269,12 +270,12 @@ def _models(search: Search, request: Request, ladder: list[int]) -> None:
     ranked = sorted((k for k in search.best_of if k in ladder), key=lambda k: (search.best_of[k].time_fs, k))
     for partition in ranked[:2]:
         timed = [
-            lambda k=partition: search.trees(k, 0.1 * budget, symmetric=True),
-            lambda k=partition: search.trees(k, 0.2 * budget, symmetric=False),
+            partial(search.trees, partition, 0.1 * budget, symmetric=True),
+            partial(search.trees, partition, 0.2 * budget, symmetric=False),
         ]
         batched = [
-            lambda k=partition: search.messages(k, 0.15 * budget),
-            lambda k=partition: search.improve(k, round(request.time_limit_s * HOPS_PER_WALL)),
+            partial(search.messages, partition, 0.15 * budget),
+            partial(search.improve, partition, round(request.time_limit_s * HOPS_PER_WALL)),
         ]
         for stage in (*batched, *timed) if short else (*timed, *batched):
             if search.finished():

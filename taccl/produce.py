@@ -110,7 +110,7 @@ def produce(
     if not is_correct(findings):
         errors = "\n".join(f"{f.code}: {f.message}" for f in findings if f.severity == "error")
         raise CheckFailed(f"the program made for {algorithm.name} is wrong, nothing was written:\n{errors}")
-    slower = ()
+    slower: tuple[str, ...] = ()
     if lowered.schedule is not algorithm:
         # What is claimed, priced and written is what the program does, in its own order and at its own cut.
         slower = lowered.notes if lowered.slower_fs else ()

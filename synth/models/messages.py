@@ -241,9 +241,9 @@ class _Messages:
     def add_hint(self, messages: Sequence[Message]) -> None:
         """Fill the representatives' slots with the messages that a known schedule sends there."""
         by_owner: dict[int, list[Message]] = {}
-        for message in messages:
-            if self.owner[message.link] in self.slots:
-                by_owner.setdefault(self.owner[message.link], []).append(message)
+        for known in messages:
+            if self.owner[known.link] in self.slots:
+                by_owner.setdefault(self.owner[known.link], []).append(known)
         if not by_owner or any(len(sent) > len(self.slots[o]) for o, sent in by_owner.items()):
             return
         for owner, slots in self.slots.items():

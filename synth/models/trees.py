@@ -315,7 +315,7 @@ class _Trees:
                     connected = self.model.new_bool_var(f"connected[{e}]")
                     self.model.add_max_equality(connected, over)
                     terms.append(connected if rule.kind == "uc-min" else -connected)
-        self.model.clear_hints()
+        self.model.clear_hints()  # type: ignore[no-untyped-call]
         for variable, hinted in hints:
             self.model.add_hint(variable, hinted)
         self.model.minimize(sum(terms))
