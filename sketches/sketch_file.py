@@ -7,6 +7,7 @@ S103 a choice of links, S104 senders and relays, S105 switches, S106 node groups
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import combinations
 from pathlib import PurePath
 from typing import Any
@@ -94,7 +95,7 @@ def _ranks(value: Any, at: Node) -> tuple[int, ...] | None:
     if isinstance(value, int):
         return (value,)
     if isinstance(value, list):
-        return _distinct(value, at)
+        return distinct(value, at)
     ranks: list[int] = []
     for part in value.split(","):
         first, _, last = part.strip().partition("-")
@@ -106,10 +107,11 @@ def _ranks(value: Any, at: Node) -> tuple[int, ...] | None:
             at.error("S102", f"the range {low}-{high} runs backwards", f"write {high}-{low}")
             return None
         ranks.extend(range(low, high + 1))
-    return _distinct(ranks, at)
+    return distinct(ranks, at)
 
 
-def _distinct(ranks: list[int], at: Node, what: str = "rank") -> tuple[int, ...]:
+def distinct(ranks: list[int], at: Node, what: str = "rank") -> tuple[int, ...]:
+    """The ranks, after noting one that stands twice."""
     twice = sorted({rank for rank in ranks if ranks.count(rank) > 1}) if len(set(ranks)) < len(ranks) else []
     if twice:
         at.error("S102", f"the {what} {twice[0]} stands twice in this set", "leave one of the two out")
@@ -153,20 +155,29 @@ def _intranode(values: Values) -> Intranode | None:
         intranode.at("switches").error(
             "S101", f"`switches` are of the strategy switch, not of {strategy}", "write strategy: switch"
         )
-    switches = tuple(_switch(entry) for entry in intranode.get("switches", ()))
-    for a, b in combinations(switches, 2):
+    entries: list[Values] = intranode.get("switches", [])
+    switches = [_switch(entry) for entry in entries]
+    check_overlaps(switches, [entry.node for entry in entries], [entry.at("policy") for entry in entries])
+    return Intranode(strategy, tuple(switches), intranode.at("strategy").where)
+
+
+def check_overlaps(switches: Sequence[SwitchSet], nodes: Sequence[Node], policies: Sequence[Node]) -> None:
+    """Note switches that share some ranks only, or that give the same ranks two policies.
+
+    `nodes` and `policies` are where each switch and its policy stand.
+    """
+    for (i, a), (j, b) in combinations(enumerate(switches), 2):
         common = set(a.ranks) & set(b.ranks)
         if common and set(a.ranks) != set(b.ranks):
-            at = next(e for e in intranode["switches"] if e.node.where == b.where).node
-            at.error(
+            nodes[j].error(
                 "S105",
-                f"rank {min(common)} is in this switch and in the one at {a.where}, which have other ranks",
+                f"rank {min(common)} is in this switch and in the one at {nodes[i].where}, which have other ranks",
                 "let two switches have the same ranks, or none in common",
             )
         elif common and a.policy != b.policy:
-            at = next(e for e in intranode["switches"] if e.node.where == b.where).at("policy")
-            at.error("S105", f"the policy of these ranks is {a.policy} at {a.policy_where}, here {b.policy}")
-    return Intranode(strategy, switches, intranode.at("strategy").where)
+            policies[j].error(
+                "S105", f"the policy of these ranks is {a.policy} at {policies[i].where}, here {b.policy}"
+            )
 
 
 def _switch(values: Values) -> SwitchSet:
@@ -195,7 +206,7 @@ def _lines(values: Values, key: str) -> list[tuple[int, tuple[int, ...], Node]]:
         if sender in lines:
             name.error("S104", f"the sender {sender} stands twice (first at {lines[sender][2].where})")
         elif values[key].get(sender) is not None:
-            lines[sender] = (sender, _distinct(values[key][sender], node), name)
+            lines[sender] = (sender, distinct(values[key][sender], node), name)
     return list(lines.values())
 
 
@@ -240,7 +251,7 @@ def _node_groups(values: Values) -> NodeGroups | None:
     pattern = groups.get("pattern", "round-robin")
     seen: dict[int, Node] = {}
     for members, node in zip(listed, groups.at("nodes").items, strict=False):
-        for member in _distinct(members, node, "node"):
+        for member in distinct(members, node, "node"):
             if seen.setdefault(member, node) is not node:
                 node.error("S106", f"node {member} is in two groups (also in that at {seen[member].where})")
     if pattern == "round-robin" and len({len(members) for members in listed}) > 1:
