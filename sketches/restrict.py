@@ -13,9 +13,9 @@ from taccl.errors import Diagnostic, InvalidInput
 from taccl.profiles.forms import did_you_mean
 from taccl.profiles.topology import Topology
 from taccl.profiles.yaml_reader import Findings
-from taccl.sketches.restrictions import Permutation, Restrictions, Rule
+from taccl.sketches.asked_symmetry import generators_of, note
+from taccl.sketches.restrictions import Restrictions, Rule
 from taccl.sketches.sketch import LinkChoice, NodeGroups, Sketch, SwitchSet
-from taccl.sketches.symmetry import is_automorphism
 
 
 def check_sketch(sketch: Sketch, topology: Topology) -> list[Diagnostic]:
@@ -58,14 +58,13 @@ class _Resolver:
         )
         self.every = frozenset(range(len(topology.links)))
 
-    def note(self, where: str, code: str, message: str, help: str = "", severity: str = "error") -> None:
-        """Note a finding at a "file:line:column"."""
-        _, line, column = where.rsplit(":", 2) if where.count(":") >= 2 else ("", "0", "0")
-        self.findings.add(int(line), int(column), code, message, help, severity=severity)
+    def note(self, where: str, code: str, message: str, help: str = "") -> None:
+        """Note an error at a "file:line:column"."""
+        note(self.findings, where, code, message, help)
 
     def warn(self, where: str, code: str, message: str, help: str = "") -> None:
         """Note a warning."""
-        self.note(where, code, message, help, "warning")
+        note(self.findings, where, code, message, help, "warning")
 
     def restrictions(self) -> Restrictions:
         """Everything that the sketch asks; worthless when errors were noted."""
@@ -82,7 +81,10 @@ class _Resolver:
         forbidden = frozenset[int]().union(*(rule.links for rule in rules if rule.kind == "forbid-links"))
         if not self.findings.errors:
             self.check_reach(forbidden)
-        generators = self.symmetry(forbidden)
+        allowed = {
+            (link.src, link.dst) for index, link in enumerate(self.topology.links) if index not in forbidden
+        }
+        generators = generators_of(sketch.symmetry, self.topology, allowed, self.findings)
         options = {"seed": sketch.seed, "workers": sketch.workers}
         return Restrictions(
             rules=tuple(rule for rule in rules if rule.links or rule.routes),
@@ -394,66 +396,6 @@ class _Resolver:
             seen |= fresh
             queue.extend(fresh)
         return seen
-
-    def symmetry(self, forbidden: frozenset[int]) -> tuple[Permutation, ...] | None:
-        """Generators: None for `auto`, () for `none`."""
-        asked = self.sketch.symmetry
-        if asked.kind != "listed":
-            return None if asked.kind == "auto" else ()
-        ranks = self.topology.ranks
-        generators: list[Permutation] = []
-        for line in asked.offsets:
-            group = line.group or ranks
-            if ranks % group:
-                message = f"groups of {group} ranks do not divide the {ranks} ranks of {self.topology.name}"
-                self.note(line.where, "S209", message, "`all` stands for the ranks of the whole cluster")
-                continue
-            image = tuple((r % group + line.offset) % group + r // group * group for r in range(ranks))
-            self.add_symmetry(generators, image, line.where, forbidden)
-        for written in asked.permutations:
-            if len(written.image) != ranks:
-                message = f"the permutation has {len(written.image)} ranks, {self.topology.name} has {ranks}"
-                self.note(written.where, "S209", message)
-                continue
-            self.add_symmetry(generators, written.image, written.where, forbidden)
-        return tuple(generators)
-
-    def add_symmetry(
-        self, generators: list[Permutation], image: Permutation, where: str, forbidden: frozenset[int]
-    ) -> None:
-        """Keep a generator that is a symmetry of the topology; the identity, of one node, is left out."""
-        if image == tuple(range(len(image))):
-            return
-        if not is_automorphism(self.topology, image):
-            self.note(
-                where, "S209", f"this is no symmetry of {self.topology.name}: {self.difference(image)}",
-                "write symmetry: auto to let it be found",
-            )  # fmt: skip
-            return
-        pairs = {(self.topology.links[i].src, self.topology.links[i].dst) for i in self.every - forbidden}
-        broken = sorted((a, b) for a, b in pairs if (image[a], image[b]) not in pairs)
-        if broken:
-            a, b = broken[0]
-            self.warn(
-                where, "S209",
-                f"the sketch's own rules do not keep this symmetry: {a} -> {b} may be used, but not its image "
-                f"{image[a]} -> {image[b]}", "it will not be used",
-            )  # fmt: skip
-        generators.append(image)
-
-    def difference(self, image: Permutation) -> str:
-        """A link that differs from its image, in words."""
-        kinds: dict[tuple[int, int], list[tuple[object, ...]]] = {}
-        for link in self.topology.links:
-            kinds.setdefault((link.src, link.dst), []).append(
-                (link.alpha_us, link.beta_us_per_mb, link.occupancy_us)
-            )
-        for (a, b), prices in sorted(kinds.items()):
-            c, d = image[a], image[b]
-            if sorted(prices) != sorted(kinds.get((c, d), [])):
-                what = "is there, but no" if (c, d) not in kinds else "differs from its image"
-                return f"the link {a} -> {b} {what} {c} -> {d}"
-        return "the ports that links share do not fit"
 
 
 def _in_words(choice: LinkChoice) -> str:
