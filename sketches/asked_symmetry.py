@@ -6,17 +6,10 @@ from collections.abc import Collection
 
 from taccl.profiles.topology import Topology
 from taccl.profiles.yaml_reader import Findings
+from taccl.sketches.places import note
 from taccl.sketches.restrictions import Permutation
 from taccl.sketches.sketch import Symmetry
 from taccl.sketches.symmetry import is_automorphism
-
-
-def note(
-    findings: Findings, where: str, code: str, message: str, help: str = "", severity: str = "error"
-) -> None:
-    """Note a finding at a "file:line:column" that a sketch remembers; "" is the whole file."""
-    line, column = where.rsplit(":", 2)[1:] if where else ("0", "0")
-    findings.add(int(line), int(column), code, message, help, severity=severity)
 
 
 def generators_of(

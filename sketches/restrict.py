@@ -13,9 +13,11 @@ from taccl.errors import Diagnostic, InvalidInput
 from taccl.profiles.forms import did_you_mean
 from taccl.profiles.topology import Topology
 from taccl.profiles.yaml_reader import Findings
-from taccl.sketches.asked_symmetry import generators_of, note
+from taccl.sketches.asked_symmetry import generators_of
+from taccl.sketches.chosen_links import chosen, in_words, neighbours
+from taccl.sketches.places import note, shown
 from taccl.sketches.restrictions import Restrictions, Rule
-from taccl.sketches.sketch import LinkChoice, NodeGroups, Sketch, SwitchSet
+from taccl.sketches.sketch import NodeGroups, Sketch, SwitchSet
 
 
 def check_sketch(sketch: Sketch, topology: Topology) -> list[Diagnostic]:
@@ -106,67 +108,28 @@ class _Resolver:
         sketch = self.sketch
         rules = []
         if sketch.use:
-            used = frozenset[int]().union(*(self.chosen(choice) for choice in sketch.use))
+            used = frozenset[int]().union(
+                *(chosen(choice, self.topology, self.findings) for choice in sketch.use)
+            )
             text = "only the links listed under `use` may be used"
             rules.append(Rule("forbid-links", sketch.use[0].where, text, links=self.every - used))
         for choice in sketch.avoid:
-            links = self.chosen(choice)
+            links = chosen(choice, self.topology, self.findings)
             rules.append(
-                Rule("forbid-links", choice.where, f"{_in_words(choice)} may not be used", links=links)
+                Rule("forbid-links", choice.where, f"{in_words(choice)} may not be used", links=links)
             )
         for cap in sketch.caps:
-            text = f"{_in_words(cap.links)} carry at most {cap.limit} chunk(s) each"
-            rules.append(Rule("cap", cap.where, text, links=self.chosen(cap.links), limit=cap.limit))
-        return rules
-
-    def chosen(self, choice: LinkChoice) -> frozenset[int]:
-        """The links that a line selects."""
-        ranks = self.topology.ranks
-        named = [rank for pair in choice.pairs or () for rank in pair]
-        unknown = {r for r in (*named, *(choice.sources or ()), *(choice.targets or ())) if r >= ranks}
-        if unknown:
-            message = f"rank {min(unknown)} does not exist: {self.topology.name} has ranks 0 to {ranks - 1}"
-            self.note(choice.where, "S202", message)
-            return frozenset()
-        kinds = sorted({link.kind for link in self.topology.links})
-        if choice.kind and choice.kind not in kinds:
-            help = did_you_mean(choice.kind, kinds) or f"kinds are {', '.join(kinds)}"
-            self.note(
-                choice.where, "S204", f"{self.topology.name} has no links of kind {choice.kind!r}", help
+            text = f"{in_words(cap.links)} carry at most {cap.limit} chunk(s) each"
+            rules.append(
+                Rule(
+                    "cap",
+                    cap.where,
+                    text,
+                    links=chosen(cap.links, self.topology, self.findings),
+                    limit=cap.limit,
+                )
             )
-            return frozenset()
-        ways = [(choice.pairs, choice.sources, choice.targets)]
-        if choice.both_ways:
-            turned = None if choice.pairs is None else tuple((dst, src) for src, dst in choice.pairs)
-            ways.append((turned, choice.targets, choice.sources))
-        found: set[int] = set()
-        for pairs, sources, targets in ways:
-            wanted = None if pairs is None else set(pairs)
-            from_ranks = None if sources is None else set(sources)
-            to_ranks = None if targets is None else set(targets)
-            here = {
-                index
-                for index, link in enumerate(self.topology.links)
-                if (wanted is None or (link.src, link.dst) in wanted)
-                and (from_ranks is None or link.src in from_ranks)
-                and (to_ranks is None or link.dst in to_ranks)
-                and (not choice.kind or link.kind == choice.kind)
-                and (not choice.scope or (index in self.inter) == (choice.scope == "inter"))
-            }
-            found |= here
-            there = {(self.topology.links[i].src, self.topology.links[i].dst) for i in here}
-            for src, dst in pairs or ():
-                if (src, dst) not in there:
-                    message = f"there is no such link from rank {src} to rank {dst} in {self.topology.name}"
-                    self.note(choice.where, "S203", message, self.neighbours(src))
-        if not found and choice.pairs is None:
-            self.warn(choice.where, "S203", f"this line selects no link of {self.topology.name}")
-        return frozenset(found)
-
-    def neighbours(self, rank: int) -> str:
-        """Where a rank's links lead, for a message."""
-        reached = sorted({link.dst for link in self.topology.links if link.src == rank})
-        return f"rank {rank} is linked to {_shown(reached)}" if reached else f"rank {rank} is linked to none"
+        return rules
 
     # Inside nodes
 
@@ -186,7 +149,7 @@ class _Resolver:
                 continue
             seen.add(links)
             few = "as few" if switch.policy == "uc-min" else "as many"
-            what = switch.name or (_shown(switch.ranks) if switch.ranks else "each node")
+            what = switch.name or (shown(switch.ranks) if switch.ranks else "each node")
             text = f"{few} links as possible are used through the switch of {what} ({switch.policy})"
             rules.append(Rule(switch.policy, switch.policy_where or switch.where, text, links=links))
         return rules
@@ -225,7 +188,7 @@ class _Resolver:
             src, dst = min(missing)
             self.note(
                 switch.where, "S205", f"these ranks are under no common switch: no link joins {src} to {dst}",
-                f"{self.neighbours(src)}; a switch joins each of its ranks to each",
+                f"{neighbours(self.topology, src)}; a switch joins each of its ranks to each",
             )  # fmt: skip
         return links
 
@@ -259,7 +222,7 @@ class _Resolver:
             if internode.connection == "direct-map":
                 text = "links between nodes run only from a rank to that of its number (direct-map)"
             else:
-                lines = "; ".join(f"{line.sender} -> {_shown(line.receivers)}" for line in internode.senders)
+                lines = "; ".join(f"{line.sender} -> {shown(line.receivers)}" for line in internode.senders)
                 text = f"links between nodes run only between the local ranks {lines}"
             rules.append(Rule("forbid-links", internode.where, text, links=self.inter - allowed))
         senders = {self.local_of[self.topology.links[index].src] for index in allowed}
@@ -280,7 +243,7 @@ class _Resolver:
                 if self.local_of[rank] not in takes
             )
             text = (
-                f"local rank {relay.sender} takes only the chunks of {_shown(relay.sources)} out of its node"
+                f"local rank {relay.sender} takes only the chunks of {shown(relay.sources)} out of its node"
             )
             rules.append(Rule("forbid-routes", relay.where, text, routes=routes))
         if internode.relays and senders <= {relay.sender for relay in internode.relays}:
@@ -288,7 +251,7 @@ class _Resolver:
             if left:
                 self.warn(
                     internode.relays[0].where, "S207",
-                    f"no sender takes the chunks of local rank {_shown(left)} out of the node",
+                    f"no sender takes the chunks of local rank {shown(left)} out of the node",
                     "add them to a line of `relays`, or give one sender no line: it then takes everybody's",
                 )  # fmt: skip
         if internode.own_first:
@@ -329,8 +292,8 @@ class _Resolver:
                     message = f"local rank {line.sender} has no link to local rank {receiver} of another node"
                     self.note(
                         line.where, "S206", message,
-                        f"rank {line.sender} is linked to {_shown(linked)} there" if linked
-                        else f"senders can be {_shown(sorted({a for a, _ in ends}))}",
+                        f"rank {line.sender} is linked to {shown(linked)} there" if linked
+                        else f"senders can be {shown(sorted({a for a, _ in ends}))}",
                     )  # fmt: skip
                 allowed |= found
         return frozenset(allowed)
@@ -347,7 +310,7 @@ class _Resolver:
                 message = (
                     f"node {wrong[0]} does not exist: {self.topology.name} has {nodes} nodes"
                     if wrong
-                    else f"node {_shown(absent)} is in no group"
+                    else f"node {shown(absent)} is in no group"
                 )
                 self.note(groups.where, "S206", message, "list every node once")
                 return None
@@ -372,7 +335,7 @@ class _Resolver:
         for backwards in (False, True):
             cut = self.reached(self.every, backwards) - self.reached(self.every - forbidden, backwards)
             if cut:
-                ranks = _shown(sorted(cut))
+                ranks = shown(sorted(cut))
                 what = (
                     f"rank 0 is out of reach of rank {ranks}"
                     if backwards
@@ -396,33 +359,3 @@ class _Resolver:
             seen |= fresh
             queue.extend(fresh)
         return seen
-
-
-def _in_words(choice: LinkChoice) -> str:
-    words = [] if choice.kind == "" else [f"of kind {choice.kind}"]
-    if choice.pairs is not None:
-        arrow = "<->" if choice.both_ways else "->"
-        shown = [f"{src} {arrow} {dst}" for src, dst in choice.pairs[:4]]
-        words.append(
-            ", ".join(shown) + (f" and {len(choice.pairs) - 4} more" if len(choice.pairs) > 4 else "")
-        )
-    if choice.sources is not None:
-        words.append(f"from {_shown(choice.sources)}")
-    if choice.targets is not None:
-        words.append(f"to {_shown(choice.targets)}")
-    if choice.scope:
-        words.append("inside nodes" if choice.scope == "intra" else "between nodes")
-    back = ", both ways," if choice.both_ways and choice.pairs is None else ""
-    return f"links {' '.join(words)}{back}"
-
-
-def _shown(numbers: Iterable[int]) -> str:
-    """Numbers for a message, runs as ranges: 0-7, 9; at most eight of these."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    shown = [str(low) if low == high else f"{low}-{high}" for low, high in runs]
-    return ", ".join(shown[:8]) + (f" and {len(shown) - 8} more" if len(shown) > 8 else "")
