@@ -1,8 +1,7 @@
-"""TACCL's sketches (microsoft/taccl, taccl/examples/sketch/*.json) to `Sketch`.
+"""TACCL's JSON sketches (microsoft/taccl: taccl/cli/common.py, taccl/examples/sketch) to `Sketch`.
 
-What they say has the same meaning here, with one difference: TACCL divides a NIC's bandwidth among the
-connections of a sketch once and for all, here the links of a node share their NIC's ports in the topology.
-Findings have the codes of `taccl.sketches.sketch_file`.
+What TACCL asserts while it runs is said here of the file, with line and column; docs/sketches.md lists what
+means something else than in TACCL. Findings have the codes of `taccl.sketches.sketch_file`.
 """
 
 from __future__ import annotations
@@ -11,9 +10,8 @@ from pathlib import PurePath
 
 from taccl.profiles.forms import Boolean, Either, Field, Integer, ListOf, MapOf, Record, Row, Text, Values
 from taccl.profiles.schema import MAX_RANKS
-from taccl.profiles.yaml_reader import parse
+from taccl.profiles.yaml_reader import Node, parse
 from taccl.sketches.sketch import (
-    CONNECTIONS,
     STRATEGIES,
     Internode,
     Intranode,
@@ -26,87 +24,94 @@ from taccl.sketches.sketch import (
 )
 from taccl.sketches.sketch_file import check_overlaps, distinct
 
-_RANK = Integer(0, MAX_RANKS - 1)
-_RANKS = ListOf(_RANK, minimum=1, maximum=MAX_RANKS)
-_SENDER = Text(pattern="0|[1-9][0-9]{0,3}", looks="the local rank of a sender in quotes")
-_BY_SENDER = MapOf(_RANKS, _SENDER, MAX_RANKS)
+_LOCAL_RANKS = ListOf(Integer(0, MAX_RANKS - 1), minimum=1, maximum=MAX_RANKS)
+_SENDERS = MapOf(
+    _LOCAL_RANKS, Text(pattern="0|[1-9][0-9]{0,5}", looks="the local rank of a sender in quotes"), MAX_RANKS
+)
+
+_INTRANODE = Record(
+    {
+        "strategy": Field(Text(choices=STRATEGIES), "what is asked inside a node", required=True),
+        "switches": Field(ListOf(_LOCAL_RANKS, minimum=1, maximum=1024), "the GPUs of each switch"),
+        "switch_hyperedge_strategy": Field(
+            ListOf(Text(choices=("uc-min", "uc-max")), minimum=1, maximum=1024), "a policy for each switch"
+        ),
+    },
+    "what happens inside a node",
+)
+
+_INTERNODE = Record(
+    {
+        "strategy": Field(Text(choices=("relay",)), "how nodes exchange", required=True),
+        "internode_conn": Field(
+            Either((Text(choices=("fully-connected", "direct-map")), _SENDERS)),
+            'fully-connected, direct-map, or {"sender": [receivers]}',
+            required=True,
+        ),
+        "gpus_to_sender_rev_map": Field(_SENDERS, '{"sender": [GPUs whose chunks it sends]}'),
+        "enforce_ordering": Field(Boolean(), "a sender's own chunks leave first"),
+    },
+    "what happens between nodes",
+)
 
 TACCL_SKETCH = Record(
     {
         "nnodes": Field(Integer(1, MAX_RANKS), "number of nodes", required=True),
-        "intranode_sketch": Field(
-            Record(
-                {
-                    "strategy": Field(Text(choices=STRATEGIES), "what is asked of a node", required=True),
-                    "switches": Field(ListOf(_RANKS, maximum=1024), "GPUs under each switch"),
-                    "switch_hyperedge_strategy": Field(
-                        ListOf(Text(choices=("uc-min", "uc-max")), maximum=1024), "policy of each switch"
-                    ),
-                },
-                "the part about the inside of a node",
-            ),
-            "the inside of a node",
-            required=True,
-        ),
-        "internode_sketch": Field(
-            Record(
-                {
-                    "strategy": Field(Text(choices=("relay",)), "relay", required=True),
-                    "internode_conn": Field(
-                        Either((Text(choices=CONNECTIONS), _BY_SENDER)),
-                        "receivers of each sender",
-                        required=True,
-                    ),
-                    "gpus_to_sender_rev_map": Field(_BY_SENDER, "GPUs whose chunks each sender relays"),
-                    "enforce_ordering": Field(Boolean(), "own chunks first"),
-                },
-                "the part about links between nodes",
-            ),
-            "links between nodes",
-        ),
+        "intranode_sketch": Field(_INTRANODE, "what happens inside a node", required=True),
+        "internode_sketch": Field(_INTERNODE, "what happens between nodes"),
         "symmetry_offsets": Field(
             ListOf(
                 Row(
                     {
-                        "offset": Field(_RANK, "offset", required=True),
-                        "group": Field(Integer(1, MAX_RANKS), "group size", required=True),
-                    },
-                    "[offset, group size]",
+                        "offset": Field(Integer(0, MAX_RANKS - 1), "how far ranks are turned", required=True),
+                        "group": Field(Integer(1, MAX_RANKS), "ranks of a group", required=True),
+                    }
                 ),
                 maximum=64,
             ),
-            "symmetries",
+            "[offset, group size] rows; none: no symmetry is used",
         ),
         "hyperparameters": Field(
-            Record({"input_chunkup": Field(Integer(1, 4096), "chunks of each block")}, "chunking"), "chunking"
+            Record(
+                {
+                    "input_chunkup": Field(
+                        Integer(1, 4096), "chunks that each block is cut into", required=True
+                    )
+                },
+                "the hyperparameters, with input_chunkup",
+            ),
+            "input_chunkup",
         ),
     },
-    "a sketch of TACCL",
+    "a TACCL sketch",
 )
 
 
 def read_taccl_sketch(text: str, file: str) -> Sketch:
-    """The sketch that TACCL's JSON describes. `file` names it in messages.
+    """The sketch that a JSON file of TACCL describes, for exactly its number of nodes; `file` names it.
 
     Raises InvalidInput with every error of the text at its line and column.
     """
     root = parse(text.replace("\t", " "), file)  # JSON is YAML, but for tabs in the indentation
     values = TACCL_SKETCH.read(root)
-    root.findings.raise_if_any()
-    assert values is not None
+    if values is None:
+        root.findings.raise_if_any()
+        raise AssertionError("a sketch that cannot be read has an error")
+    nodes: int = values.get("nnodes", 1)
+    if nodes > 1 and "internode_sketch" not in values.nodes:
+        root.error("S101", f"{nodes} nodes need an internode_sketch: how they exchange")
     hyper: Values | None = values.get("hyperparameters")
-    places = {"nodes": values.at("nnodes").where}
-    if hyper is not None and "input_chunkup" in hyper:
-        places["partition"] = hyper.at("input_chunkup").where
+    intranode: Values | None = values.get("intranode_sketch")
+    internode: Values | None = values.get("internode_sketch")
     sketch = Sketch(
         name=PurePath(file).stem,
-        description="a sketch of TACCL",
-        nodes=values["nnodes"],
-        intranode=_intranode(values["intranode_sketch"]),
-        internode=_internode(values["internode_sketch"]) if "internode_sketch" in values else None,
+        nodes=nodes,
+        intranode=None if intranode is None else _intranode(intranode),
+        internode=None if internode is None else _internode(internode),
         symmetry=_symmetry(values),
-        partition=hyper.get("input_chunkup") if hyper is not None else None,
-        places=places,
+        partition=None if hyper is None else hyper.get("input_chunkup"),
+        places={"nodes": values.at("nnodes").where}
+        | ({} if hyper is None else {"partition": hyper.at("input_chunkup").where}),
         file=file,
         text=text,
     )
@@ -115,53 +120,57 @@ def read_taccl_sketch(text: str, file: str) -> Sketch:
 
 
 def _intranode(values: Values) -> Intranode:
-    strategy = values["strategy"]
-    where = values.at("strategy").where
+    strategy: str = values.get("strategy", "none")
+    switch_keys = [key for key in ("switches", "switch_hyperedge_strategy") if key in values.nodes]
     if strategy != "switch":
-        return Intranode(strategy, where=where)
-    missing = [key for key in ("switches", "switch_hyperedge_strategy") if key not in values]
-    if missing:
-        values.at("strategy").error("S101", f"the strategy `switch` needs `{missing[0]}`")
-        return Intranode(strategy, where=where)
-    policies = values["switch_hyperedge_strategy"]
-    if len(policies) != len(values["switches"]):
-        message = f"there are {len(values['switches'])} switches and {len(policies)} policies"
-        values.at("switch_hyperedge_strategy").error("S105", message, "give each switch one policy")
+        for key in switch_keys if "strategy" in values else ():
+            values.at(key).error("S101", f"`{key}` is of the strategy switch, not of {strategy}")
+        return Intranode(strategy, where=values.at("strategy").where)
+    absent = [f"`{key}`" for key in ("switches", "switch_hyperedge_strategy") if key not in switch_keys]
+    if absent:
+        values.at("strategy").error("S101", f"the strategy switch needs {' and '.join(absent)}")
+    sets: list[list[int]] = values.get("switches", [])
+    policies: list[str] = values.get("switch_hyperedge_strategy", [])
+    if "switches" in values and "switch_hyperedge_strategy" in values and len(sets) != len(policies):
+        values.at("switch_hyperedge_strategy").error(
+            "S105", f"there are {len(sets)} switches and {len(policies)} policies", "give each switch one"
+        )
     switches = []
     nodes, policy_nodes = values.at("switches").items, values.at("switch_hyperedge_strategy").items
-    for ranks, node, policy, at in zip(values["switches"], nodes, policies, policy_nodes, strict=False):
+    for ranks, node, policy, at in zip(sets, nodes, policies, policy_nodes, strict=False):
         if len(ranks) < 2:
             node.error("S105", "a switch joins at least two ranks")
         switches.append(SwitchSet(distinct(ranks, node), policy, where=node.where, policy_where=at.where))
     check_overlaps(switches, nodes, policy_nodes)
-    return Intranode(strategy, tuple(switches), where)
-
-
-def _lines(values: Values, key: str) -> list[tuple[int, tuple[int, ...], str]]:
-    """(sender, local ranks, place) for each line of a mapping from senders to lists of local ranks."""
-    return [
-        (int(name.text), distinct(values[key][name.text], node), name.where)
-        for name, node in values.at(key).entries
-    ]
+    return Intranode("switch", tuple(switches), values.at("strategy").where)
 
 
 def _internode(values: Values) -> Internode:
-    connection = values["internode_conn"]
-    explicit = isinstance(connection, dict)
+    connect = values.get("internode_conn", "fully-connected")
+    explicit = isinstance(connect, dict)
+    if explicit and not connect and not values.at("internode_conn").entries:
+        values.at("internode_conn").error("S104", "nobody sends to other nodes", 'such as {"0": [1]}')
     senders = [Sender(*line) for line in _lines(values, "internode_conn")] if explicit else []
-    if explicit and not senders:
-        values.at("internode_conn").error("S104", "nobody sends to other nodes")
-    relays = (
-        [Relay(*line) for line in _lines(values, "gpus_to_sender_rev_map")]
-        if "gpus_to_sender_rev_map" in values
-        else []
-    )
-    for relay, (name, _) in zip(relays, values.at("gpus_to_sender_rev_map").entries, strict=False):
-        if senders and relay.sender not in {line.sender for line in senders}:
+    relays = []
+    for sender, sources, where in _lines(values, "gpus_to_sender_rev_map"):
+        if explicit and "internode_conn" in values and sender not in {line.sender for line in senders}:
             known = ", ".join(str(line.sender) for line in senders)
-            name.error("S104", f"rank {relay.sender} sends to no other node (senders are {known})")
+            _key(values.at("gpus_to_sender_rev_map"), sender).error(
+                "S104", f"rank {sender} sends to no other node (senders are {known})"
+            )
+        relays.append(Relay(sender, sources, where))
+    if relays:
+        # Under a map a chunk leaves through the senders that the map gives its rank, and through no other.
+        relaying = {line.sender for line in relays}
+        where = values.at("internode_conn").where
+        ranks = relaying.union(*(line.sources for line in relays))
+        if not explicit and relaying != ranks:
+            everyone = tuple(sorted(ranks))
+            direct = connect == "direct-map"
+            senders = [Sender(rank, (rank,) if direct else everyone, where) for rank in everyone]
+        senders = [line for line in senders if line.sender in relaying]
     return Internode(
-        connection="explicit" if explicit else connection,
+        connection="explicit" if senders or explicit else connect,
         senders=tuple(senders),
         relays=tuple(relays),
         own_first=values.get("enforce_ordering", False),
@@ -170,15 +179,32 @@ def _internode(values: Values) -> Internode:
     )
 
 
+def _lines(values: Values, key: str) -> list[tuple[int, tuple[int, ...], str]]:
+    """(sender, local ranks, place) for each readable line of a mapping from senders."""
+    lines = []
+    for name, node in values.at(key).entries if key in values else ():
+        ranks: list[int] | None = values[key].get(name.text)
+        if ranks is None:
+            continue  # noted already
+        if int(name.text) >= MAX_RANKS:
+            name.error("S102", f"rank {name.text} is above {MAX_RANKS - 1}, the highest that is read")
+            continue
+        lines.append((int(name.text), distinct(ranks, node), name.where))
+    return lines
+
+
+def _key(mapping: Node, sender: int) -> Node:
+    return next(key for key, _ in mapping.entries if key.text == str(sender))
+
+
 def _symmetry(values: Values) -> Symmetry:
-    """TACCL looks for no symmetry itself: without offsets there is none."""
     where = values.at("symmetry_offsets").where
-    offsets = []
-    for row in values.get("symmetry_offsets", ()):
-        if not 0 < row["offset"] < row["group"]:
+    rows: list[Values] = values.get("symmetry_offsets", [])
+    for row in rows:
+        if not row.broken and not 0 < row["offset"] < row["group"]:
             last = row["group"] - 1
             row.node.error(
                 "S107", f"an offset lies between 1 and {last}, below the group size {row['group']}"
             )
-        offsets.append(SymmetryOffset(row["offset"], row["group"], row.node.where))
-    return Symmetry("listed" if offsets else "none", tuple(offsets), where=where)
+    offsets = (SymmetryOffset(row.get("offset", 0), row.get("group", 0), row.node.where) for row in rows)
+    return Symmetry("listed" if rows else "none", offsets=tuple(offsets), where=where)
