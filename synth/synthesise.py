@@ -229,6 +229,8 @@ def _seeds(search: Search, request: Request, ladder: list[int]) -> None:
     if request.engine == "greedy":
         names = []
     for partition in ladder:
+        if search.best is not None and search.left_s() < request.time_limit_s / 2:
+            break  # the models want their share of a short limit
         p = search.problem(partition)
         for name in names:
             try:
