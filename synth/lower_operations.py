@@ -14,12 +14,17 @@ from typing import TypeVar
 
 from taccl.synth.algorithm import Algorithm, Message
 from taccl.synth.cost import Costs
+from taccl.synth.lower_scratch import Piece, place
 
 MAX_COUNT = 71  # chunks a step can carry (MSCCL)
+MAX_COPIES = 16  # more copies for one message go to a threadblock of their own
 END = 1 << 62  # a time after all messages
 
 Address = tuple[str, int]  # (buffer, offset)
+Lane = tuple[str, int, int]  # ("send" | "recv" | "local", peer or -1, which of the streams between the two)
 Item = TypeVar("Item")
+
+LOCAL: Lane = ("local", -1, 0)
 
 
 @dataclass(slots=True)
@@ -31,11 +36,10 @@ class Operation:
     src: Address
     dst: Address
     count: int
-    lane: tuple[
-        str, int, int
-    ]  # ("send" | "recv" | "local", peer or -1, which of the streams between the two)
+    lane: Lane
     key: tuple[int, int, int]  # order within the lane: (time, message number, part)
     message: int  # index of the message it belongs to, -1 for set-up copies
+    peer: int = -1  # the operation at the other end of its message
     needs: set[int] = field(default_factory=set)  # operations of the same rank that must be complete before
 
 
@@ -50,13 +54,13 @@ class Operations:
 class _Rank:
     """Where a rank's values are, and who touched which cell last."""
 
-    def __init__(self, inplace: tuple[int, int] | None, inputs: int) -> None:
+    def __init__(self, inplace: tuple[int, int] | None) -> None:
         self.inplace = inplace
-        self.inputs = inputs
-        self.scratch = 0
+        self.pieces: list[tuple[int, int, tuple[int, ...]]] = []  # of scratch: (offset, length, beginning)
         self.at: dict[int, Address] = {}  # chunk -> where its present value is
         self.also: dict[int, Address] = {}  # chunk -> the copy in `o` of a value that is also in `i`
         self.writer: dict[Address, int] = {}
+        self.first: dict[Address, int] = {}  # who wrote it first
         self.readers: dict[Address, list[int]] = {}
 
     def cell(self, address: Address) -> Address:
@@ -66,19 +70,24 @@ class _Rank:
             return address
         return ("m", self.inplace[0 if buffer == "i" else 1] + offset)
 
-    def allocate(self, count: int) -> int:
-        """Fresh contiguous scratch."""
-        self.scratch += count
-        return self.scratch - count
+    def allocate(self, count: int, *moment: int) -> int:
+        """A fresh piece of scratch, needed from a moment on. Pieces lie apart, so that none looks like a part of
+        another; where they really go is decided at the end."""
+        offset = self.pieces[-1][0] + self.pieces[-1][1] + 1 if self.pieces else 0
+        self.pieces.append((offset, count, moment))
+        return offset
 
 
-def operations(algorithm: Algorithm, priced: Costs, stream: Sequence[int], inplace: bool) -> Operations:
+def operations(
+    algorithm: Algorithm, priced: Costs, stream: Sequence[int], inplace: bool, reuse: bool
+) -> Operations:
     """Operations in the order of the schedule, each with the operations of its rank that it must follow.
 
     stream: per message which of the streams between its two ranks it belongs to; a stream keeps its order.
-    inplace: also keep apart what shares memory in place.
+    inplace: also keep apart what shares memory in place. reuse: scratch whose content is no longer needed takes new
+    content; what is still reading it is waited for, which in the schedule has always ended by then.
     """
-    return _Builder(algorithm, priced, stream, inplace).build()
+    return _Builder(algorithm, priced, stream, inplace).build(reuse)
 
 
 class _Builder:
@@ -88,10 +97,7 @@ class _Builder:
         self.priced = priced
         self.stream = stream
         self.made: list[Operation] = []
-        self.ranks = [
-            _Rank(views if inplace else None, length)
-            for views, length in zip(self.collective.inplace, self.collective.input_chunks, strict=True)
-        ]
+        self.ranks = [_Rank(views if inplace else None) for views in self.collective.inplace]
         self.wanted: list[dict[int, list[int]]] = [{} for _ in self.ranks]  # rank -> chunk -> output offsets
         for number, chunk in enumerate(self.collective.chunks):
             for rank, offset in chunk.destinations:
@@ -100,13 +106,13 @@ class _Builder:
                 self.ranks[rank].at[number] = ("i", offset)
         self.sums: list[set[int]] = [set() for _ in self.ranks]  # chunks whose partial sum has left `i`
 
-    def build(self) -> Operations:
+    def build(self, reuse: bool) -> Operations:
         if not self.collective.combining:
             self._own_outputs()
         # Receives take effect when they complete, sends read at their start; what completes at a moment is
         # visible to what starts at it.
         events: list[tuple[int, int, int]] = []
-        for number, done in enumerate(_completions(self.priced, self.algorithm.messages)):
+        for number, done in enumerate(completions(self.priced, self.algorithm.messages)):
             events.append((self.algorithm.messages[number].start_fs, 1, number))
             events.append((done, 0, number))
         source: dict[int, list[tuple[int, tuple[int, ...]]]] = {}
@@ -119,7 +125,14 @@ class _Builder:
         if self.collective.combining:
             self._own_outputs()
         self._extra_outputs()
-        return Operations(self.made, tuple(rank.scratch for rank in self.ranks))
+        lengths = self._place_scratch(reuse)
+        for operation in self.made:
+            # What is sent names its place at both ends; a receiver that reduces names its own operand instead.
+            if operation.kind == "s":
+                operation.dst = self.made[operation.peer].dst
+            elif operation.kind == "r":
+                operation.src = self.made[operation.peer].src
+        return Operations(self.made, lengths)
 
     def _add(self, operation: Operation, reads: Iterable[Address], writes: Iterable[Address]) -> int:
         """Record an operation and the hazards it must respect."""
@@ -135,6 +148,7 @@ class _Builder:
         operation.needs.discard(index)
         for cell in write_cells:
             rank.writer[cell] = index
+            rank.first.setdefault(cell, index)
             rank.readers[cell] = []
         for cell in read_cells - write_cells:
             rank.readers.setdefault(cell, []).append(index)
@@ -151,7 +165,7 @@ class _Builder:
                     pairs += [(here[1], offset, chunk) for offset in offsets]
             for run in _runs(sorted(pairs), lambda a, b: b[0] == a[0] + 1 and b[1] == a[1] + 1):
                 key = (0, -1, len(self.made)) if not self.collective.combining else (END, -1, len(self.made))
-                self._copy(number, ("i", run[0][0]), ("o", run[0][1]), len(run), key, -1, ("local", -1, 0))
+                self._copy(number, ("i", run[0][0]), ("o", run[0][1]), len(run), key, -1, LOCAL)
                 for _, offset, chunk in run:
                     if self.collective.combining:
                         rank.at[chunk] = ("o", offset)
@@ -159,16 +173,57 @@ class _Builder:
                         rank.also[chunk] = ("o", offset)
 
     def _extra_outputs(self) -> None:
-        """A chunk wanted at several offsets of one rank is received once and copied to the others."""
+        """What is in its last place nowhere yet: sums gathered in scratch, chunks wanted at several offsets."""
         for number, rank in enumerate(self.ranks):
-            for chunk, offsets in sorted(self.wanted[number].items()):
-                src = rank.at[chunk]
-                if src[0] == "i":
-                    continue
-                for offset in offsets:
-                    if ("o", offset) != src:
-                        key = (END, -1, len(self.made))
-                        self._copy(number, src, ("o", offset), 1, key, -1, ("local", -1, 0))
+            moves = [
+                (rank.at[chunk], ("o", offset))
+                for chunk, offsets in self.wanted[number].items()
+                for offset in offsets
+                if rank.at[chunk][0] != "i" and rank.at[chunk] != ("o", offset)
+            ]
+            for run in _runs(sorted(moves), _joined):
+                key = (END, -1, len(self.made))
+                self._copy(number, run[0][0], run[0][1], len(run), key, -1, LOCAL)
+
+    def _place_scratch(self, reuse: bool) -> tuple[int, ...]:
+        """Decide where the pieces of scratch go and give operations their real places; returns the lengths."""
+        real: list[dict[Address, Address]] = []
+        lengths = []
+        for rank in self.ranks:
+            pieces = [self._piece(rank, *piece) for piece in rank.pieces]
+            order = sorted(range(len(pieces)), key=lambda n: (pieces[n].begin, n))
+            placed = place([pieces[n] for n in order], reuse)
+            for after, before in placed.waits:
+                self.made[after].needs.add(before)
+            lengths.append(placed.length)
+            real.append({})
+            for n, offset in zip(order, placed.offsets, strict=True):
+                cells = _range(("s", rank.pieces[n][0]), pieces[n].length)
+                real[-1].update(zip(cells, _range(("s", offset), pieces[n].length), strict=True))
+        for operation in self.made:
+            operation.src = real[operation.rank].get(operation.src, operation.src)
+            operation.dst = real[operation.rank].get(operation.dst, operation.dst)
+        return tuple(lengths)
+
+    def _piece(self, rank: _Rank, offset: int, length: int, begin: tuple[int, ...]) -> Piece:
+        cells = _range(("s", offset), length)
+        last = {i for cell in cells for i in (rank.writer[cell], *rank.readers.get(cell, ()))}
+        return Piece(
+            length,
+            begin,
+            max(self._complete(self.made[i]) for i in last),
+            tuple(sorted({rank.first[cell] for cell in cells})),
+            tuple(sorted(last)),
+            len({self.made[i].lane for i in last}),
+        )
+
+    def _complete(self, operation: Operation) -> tuple[int, ...]:
+        """The moment at which an operation is complete in the schedule; sends release before anything else."""
+        time, number, _ = operation.key
+        if operation.kind == "s":
+            return (released(self.priced, self.algorithm.messages[number]), -1)
+        sends = number >= 0 and self.algorithm.messages[number].src == operation.rank
+        return (time, int(sends), number)
 
     def _copy(
         self,
@@ -178,7 +233,7 @@ class _Builder:
         count: int,
         key: tuple[int, int, int],
         message: int,
-        lane: tuple[str, int, int],
+        lane: Lane,
         kind: str = "cpy",
     ) -> None:
         reads, writes = _range(src, count), _range(dst, count)
@@ -200,25 +255,12 @@ class _Builder:
             piece = order[begin : begin + MAX_COUNT]
             src = found[piece[0]]
             if [found[c] for c in piece] != _range(src, len(piece)):
-                base = rank.allocate(len(piece))
-                runs = _runs(
-                    [(found[c], ("s", base + i)) for i, c in enumerate(piece)],
-                    lambda a, b: b[0] == (a[0][0], a[0][1] + 1),
-                )
-                for i, run in enumerate(runs):
-                    self._copy(
-                        message.src,
-                        run[0][0],
-                        run[0][1],
-                        len(run),
-                        (time, number, 100 * part + i),
-                        number,
-                        lane,
-                    )
+                base = rank.allocate(len(piece), time, 1, number)
+                moves = [(found[c], ("s", base + i)) for i, c in enumerate(piece)]
+                self._move(message.src, moves, (time, number, 100 * part), number, lane)
                 src = ("s", base)
             reads = _range(src, len(piece))
             key = (time, number, 100 * part + 99)
-            # What dst names, the place at the receiver, is filled in when the receive is made.
             sent = self._add(Operation(message.src, "s", src, src, len(piece), lane, key, number), reads, ())
             pieces.append((sent, tuple(piece)))
         return pieces
@@ -252,70 +294,114 @@ class _Builder:
         for part, (sent, piece) in enumerate(pieces):
             key = (time, number, 100 * part)
             target = [self._destination(message, c) for c in piece]
-            fresh = rank.allocate(len(piece)) if any(a is None for a in target) else 0
-            places = [a if a is not None else ("s", fresh + i) for i, a in enumerate(target)]
-            received = len(self.made)
-            if message.op == "copy":
-                self._receive_copy(message, piece, places, key, number, lane)
+            if message.op == "copy" or all(rank.at.get(c) is None for c in piece):
+                places, received = self._receive_copy(message, target, key, lane)
+            elif any(rank.at.get(c) is None for c in piece):
+                places, received = self._receive_mixed(message, piece, target, key, lane)
             else:
-                self._receive_sum(message, piece, places, key, number, lane)
-            self.made[sent].dst = self.made[received].dst
-            if self.made[received].kind == "r":
-                self.made[received].src = self.made[sent].src
-            for chunk, place in zip(piece, places, strict=True):
-                rank.at[chunk] = place
-                if message.op == "reduce":
-                    self.sums[message.dst].add(chunk)
+                places, received = self._receive_sum(message, piece, target, key, lane)
+            self.made[sent].peer, self.made[received].peer = received, sent
+            rank.at.update(zip(piece, places, strict=True))
+            if message.op == "reduce":
+                self.sums[message.dst].update(piece)
+
+    def _filled(self, number: int, message: Message, target: Sequence[Address | None]) -> list[Address]:
+        """The targets, with one piece of scratch for those that have no place yet."""
+        missing = sum(place is None for place in target)
+        if not missing:
+            return [place for place in target if place is not None]
+        if missing == len(target):
+            base = self.ranks[message.dst].allocate(missing, message.end_fs, 0, number)
+            return _range(("s", base), missing)
+        base = self.ranks[message.dst].allocate(missing, message.end_fs, 0, number)
+        fresh = iter(_range(("s", base), missing))
+        return [next(fresh) if place is None else place for place in target]
 
     def _receive_copy(
-        self, message: Message, piece: tuple[int, ...], places: list[Address], key: tuple[int, int, int],
-        number: int, lane: tuple[str, int, int],
-    ) -> None:  # fmt: skip
-        count = len(piece)
-        if places == _range(places[0], count):
-            operation = Operation(message.dst, "r", places[0], places[0], count, lane, key, number)
-            self._add(operation, (), places)
-            return
-        landed = self._land(message, count, key, number, lane)
-        moves = [(("s", landed + i), place) for i, place in enumerate(places)]
-        for i, run in enumerate(_runs(moves, lambda a, b: b[1] == (a[1][0], a[1][1] + 1))):
-            self._copy(message.dst, run[0][0], run[0][1], len(run), (*key[:2], key[2] + 1 + i), number, lane)
+        self, message: Message, target: Sequence[Address | None], key: tuple[int, int, int], lane: Lane
+    ) -> tuple[list[Address], int]:
+        """Returns where the chunks are now, and the receiving operation."""
+        places = self._filled(key[1], message, target)
+        if _contiguous(places):
+            return places, self._land(message, places, key, lane)
+        base = self.ranks[message.dst].allocate(len(places), message.end_fs, 0, key[1])
+        landed = _range(("s", base), len(places))
+        received = self._land(message, landed, key, lane)
+        moves = list(zip(landed, places, strict=True))
+        self._move(message.dst, moves, (*key[:2], key[2] + 1), key[1], lane)
+        return places, received
 
     def _receive_sum(
-        self, message: Message, piece: tuple[int, ...], places: list[Address], key: tuple[int, int, int],
-        number: int, lane: tuple[str, int, int],
-    ) -> None:  # fmt: skip
-        """Add to the partial sum where it is; the first addition takes the own contribution from `i`."""
+        self,
+        message: Message,
+        piece: Sequence[int],
+        target: Sequence[Address | None],
+        key: tuple[int, int, int],
+        lane: Lane,
+    ) -> tuple[list[Address], int]:
+        """One step adds the whole message to what the rank has, which is gathered first where it lies apart.
+
+        The sums stay where this puts them; those that are wanted elsewhere are copied at the end.
+        """
         rank, count = self.ranks[message.dst], len(piece)
-        own = [rank.at.get(c) for c in piece]
-        first = own[0]
-        if first is not None and own == _range(first, count) and places == _range(places[0], count):
-            operation = Operation(message.dst, "rrc", first, places[0], count, lane, key, number)
-            self._add(operation, _range(first, count), places)
-            return
-        landed = self._land(message, count, key, number, lane)
-        for i, (before, place) in enumerate(zip(own, places, strict=True)):
-            step = (*key[:2], key[2] + 1 + 2 * i)
-            arrived = ("s", landed + i)
-            if before is None:
-                self._copy(message.dst, arrived, place, 1, step, number, lane)
-                continue
-            if before != place:
-                self._copy(message.dst, before, place, 1, step, number, lane)
-            after = (*step[:2], step[2] + 1)
-            self._copy(message.dst, arrived, place, 1, after, number, lane, kind="re")
+        own = [rank.at[c] for c in piece]
+        places = [place for place in target if place is not None]
+        if len(places) < count or not _contiguous(places):
+            places = own
+            if not _contiguous(own) or own[0][0] == "i":
+                places = _range(("s", rank.allocate(count, message.end_fs, 0, key[1])), count)
+        operand = own
+        if not _contiguous(own):
+            self._move(message.dst, list(zip(own, places, strict=True)), key, key[1], lane)
+            operand = places
+        at = (*key[:2], key[2] + 99)
+        summed = Operation(message.dst, "rrc", operand[0], places[0], count, lane, at, key[1])
+        return places, self._add(summed, operand, places)
+
+    def _receive_mixed(
+        self,
+        message: Message,
+        piece: Sequence[int],
+        target: Sequence[Address | None],
+        key: tuple[int, int, int],
+        lane: Lane,
+    ) -> tuple[list[Address], int]:
+        """Some chunks meet a value to be added to, others are the first of their kind on this rank."""
+        rank = self.ranks[message.dst]
+        places = self._filled(key[1], message, target)
+        base = rank.allocate(len(piece), message.end_fs, 0, key[1])
+        received = self._land(message, _range(("s", base), len(piece)), key, lane)
+        for i, (chunk, goal) in enumerate(zip(piece, places, strict=True)):
+            own, arrived = rank.at.get(chunk), ("s", base + i)
+            if own is not None and own != goal:
+                self._copy(message.dst, own, goal, 1, (*key[:2], key[2] + 1), key[1], lane)
+            kind = "cpy" if own is None else "re"
+            self._copy(message.dst, arrived, goal, 1, (*key[:2], key[2] + 1), key[1], lane, kind)
+        return places, received
 
     def _land(
-        self, message: Message, count: int, key: tuple[int, int, int], number: int, lane: tuple[str, int, int]
+        self, message: Message, places: Sequence[Address], key: tuple[int, int, int], lane: Lane
     ) -> int:
-        """Receive into fresh scratch; returns its offset."""
-        landed = self.ranks[message.dst].allocate(count)
-        at = ("s", landed)
-        self._add(Operation(message.dst, "r", at, at, count, lane, key, number), (), _range(at, count))
-        return landed
+        """Receive into contiguous places; returns the operation."""
+        operation = Operation(message.dst, "r", places[0], places[0], len(places), lane, key, key[1])
+        return self._add(operation, (), places)
+
+    def _move(
+        self,
+        rank: int,
+        moves: Sequence[tuple[Address, Address]],
+        key: tuple[int, int, int],
+        message: int,
+        lane: Lane,
+    ) -> None:
+        """Copy chunks, neighbours in one step; many copies leave the message's own threadblock."""
+        runs = _runs([move for move in moves if move[0] != move[1]], _joined)
+        where, owner = (LOCAL, -1) if len(runs) > MAX_COPIES else (lane, message)
+        for i, run in enumerate(runs):
+            self._copy(rank, run[0][0], run[0][1], len(run), (*key[:2], key[2] + i), owner, where)
 
 
-def _completions(priced: Costs, messages: Sequence[Message]) -> list[int]:
+def completions(priced: Costs, messages: Sequence[Message]) -> list[int]:
     """When each message's data can be used: at arrival, or after its turn on the reduction engine."""
     done = [0] * len(messages)
     engine: dict[int, int] = {}
@@ -329,6 +415,20 @@ def _completions(priced: Costs, messages: Sequence[Message]) -> list[int]:
             begin = max(engine.get(message.dst, 0), message.end_fs)
             engine[message.dst] = done[i] = begin + priced.reduce(len(message.chunks))
     return done
+
+
+def released(priced: Costs, message: Message) -> int:
+    """When the sender of a message may go on: its link is free again."""
+    return message.start_fs + priced.hold(message.link, priced.holds[message.link][0][1], len(message.chunks))
+
+
+def _joined(before: tuple[Address, Address], after: tuple[Address, Address]) -> bool:
+    """Whether a copy goes on where the one before ends, on both sides."""
+    return all(b == (a[0], a[1] + 1) for a, b in zip(before, after, strict=True))
+
+
+def _contiguous(places: Sequence[Address]) -> bool:
+    return list(places) == _range(places[0], len(places))
 
 
 def _range(address: Address, count: int) -> list[Address]:

@@ -236,6 +236,7 @@ def _measured(measurements: Sequence[Mapping[str, object]]) -> str:
     points = [
         tuple(_number(row.get(key)) for key in ("size_bytes", "predicted_us", "time_us", "reference_time_us"))
         for row in shown
+        if row.get("mode") == shown[0].get("mode")  # the others are in the table
     ]
     return (
         f"<h3>Predicted and measured</h3>{comparison_chart(points)}"
