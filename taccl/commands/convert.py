@@ -46,7 +46,8 @@ def _text(opened: ProgramFile, file: str, form: str, spec: str | None, size: int
         from taccl.profiles.load import load_topology
         from taccl.synth.export.mscclpp_json import write_plan
 
-        return write_plan(opened.program, opened.topology if spec is None else load_topology(spec))
+        topology = opened.topology if spec is None else load_topology(spec)
+        return write_plan(opened.program, topology, opened.collective)
     if form == "json":
         from taccl.synth.native import write_native
 
