@@ -6,7 +6,7 @@ is left open, for synthesis then chooses; `taccl.sketches.restrict` accepts the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import groupby
@@ -42,11 +42,11 @@ def suggest_sketch(topology: Topology, collective: str = "allgather", size_bytes
 
     The same arguments give the same text.
     """
-    name = shorten(f"{topology.name}-{collective}".replace(":", "-"), 100)
+    name = f"{_printable(topology.name)}-{collective}".replace(":", "-")
     sized = "" if size_bytes is None else f" of {_size_text(size_bytes)}"
     nodes = len(topology.nodes)
     lines = [
-        f"# Suggested for {collective}{sized} on {_comment(topology.name)}: "
+        f"# Suggested for {collective}{sized} on {_printable(topology.name)}: "
         f"{topology.ranks} ranks on {nodes} node{'s' * (nodes > 1)}.",
         "# Change what you know better. What a sketch leaves out, synthesis chooses.",
         f"schema: {SCHEMA_NAME}",
@@ -110,7 +110,7 @@ def _switch_lines(topology: Topology, latency_bound: bool | None) -> list[str]:
     lines = ["intranode:", "  switches:"]
     for ranks, switch in switches.items():
         name = switch.name.rpartition(".")[2]
-        lines.append(f"    - {{ranks: {_ranges(ranks)}, policy: {policy}}}  # {_comment(name)}; {reason}")
+        lines.append(f"    - {{ranks: {_ranges(ranks)}, policy: {policy}}}  # {_printable(name)}; {reason}")
     return lines
 
 
@@ -148,7 +148,10 @@ def _between_nodes(topology: Topology, collective: str) -> _Between | None:
     for index in sorted(inter):
         link = topology.links[index]
         ends.setdefault((local[link.src], local[link.dst]), set()).add(index)
-    near = _near(topology)
+    joined = _joins(topology, node_of, inter)
+    # Only what joins all the nodes that are joined at all can stand for the links that are left out.
+    ends = {pair: found for pair, found in ends.items() if _joins(topology, node_of, found) == joined}
+    near = _near(topology) if _connected_inside(topology, node_of) else None
     sizes = {len(node) for node in topology.nodes}
     alone = near is not None and all(len(ranks) == 1 for ranks in near)
 
@@ -189,6 +192,29 @@ def _between_nodes(topology: Topology, collective: str) -> _Between | None:
         "  own_first: true  # the sender has its own chunks at once; the others' are on their way to it"
     )
     return _Between(tuple(lines), allowed(senders))
+
+
+def _joins(topology: Topology, node_of: Sequence[int], links: Iterable[int]) -> set[tuple[int, int]]:
+    return {(node_of[topology.links[index].src], node_of[topology.links[index].dst]) for index in links}
+
+
+def _connected_inside(topology: Topology, node_of: Sequence[int]) -> bool:
+    """Whether in each node every rank reaches every other without leaving the node."""
+    for turned in (False, True):
+        out: dict[int, list[int]] = {}
+        for link in topology.links:
+            if node_of[link.src] == node_of[link.dst]:
+                src, dst = (link.dst, link.src) if turned else (link.src, link.dst)
+                out.setdefault(src, []).append(dst)
+        for members in topology.nodes:
+            seen, queue = {members[0]}, [members[0]]
+            while queue:
+                fresh = set(out.get(queue.pop(), ())) - seen
+                seen |= fresh
+                queue.extend(fresh)
+            if len(seen) < len(members):
+                return False
+    return True
 
 
 def _internode_lines(connect: str, reason: str) -> tuple[str, ...]:
@@ -327,6 +353,6 @@ def _ranges(ranks: Sequence[int]) -> str:
     return parts[0] if len(parts) == 1 and "-" in parts[0] else f'"{",".join(parts)}"'
 
 
-def _comment(text: str) -> str:
-    """A name from a topology, safe inside a comment."""
+def _printable(text: str) -> str:
+    """A name from a topology, safe in a name and in a comment."""
     return shorten("".join(char if char.isprintable() else "?" for char in text), 40)
