@@ -41,7 +41,10 @@ def _text(opened: ProgramFile, file: str, form: str, spec: str | None, size: int
     if form == "msccl-xml":
         from taccl.synth.msccl_xml import write_xml
 
-        return write_xml(opened.program)
+        try:
+            return write_xml(opened.program)
+        except ValueError as error:
+            raise UsageError(f"{file}: {error}") from error
     if form == "mscclpp-json":
         from taccl.profiles.load import load_topology
         from taccl.synth.export.mscclpp_json import write_plan
