@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -76,6 +78,13 @@ def test_golden_file() -> None:
     assert algorithm.messages[0].chunks == (0, 1, 2)
     assert algorithm.collective == build("broadcast", 2, 3, root=1)
     assert write_native(algorithm, topology) == GOLDEN
+
+
+def test_the_documented_file_is_one() -> None:
+    page = Path(__file__).parents[1] / "docs" / "file-formats.md"
+    found = re.search(r"```json\n(.*?)```", page.read_text("utf-8"), re.DOTALL)
+    assert found is not None
+    assert check_algorithm(*read_native(found[1])) == []
 
 
 def test_messages_are_written_in_order_and_read_in_any() -> None:
