@@ -26,6 +26,20 @@ def test_examples_are_sketches(topology: str, text: str) -> None:
     assert check_sketch(read_sketch(text, "example.yaml"), load_topology(topology)) == []
 
 
+def test_shown_mistakes_are_those_that_are_made() -> None:
+    text = """\
+schema: taccl/sketch/v1
+name: mine
+internode:
+  connect: {1: [0], 16: [0]}
+avoid:
+  - {kind: nvlnk}
+"""
+    found = check_sketch(read_sketch(text, "mine.yaml"), load_topology("dgx2:2"))
+    said = "\n".join(diagnostic.render() for diagnostic in found)
+    assert said in "\n".join(line.removeprefix("    ") for line in PAGE.splitlines())
+
+
 def test_every_key_is_explained() -> None:
     records = [SKETCH, INTRANODE, INTERNODE, LINKS.item, CAPS.item]
     for record in records:
