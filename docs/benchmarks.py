@@ -17,7 +17,8 @@ from taccl.produce import Order, document, produce
 
 TOPOLOGIES = (
     "ndv2:1", "ndv2:2", "dgx2:1", "dgx-a100:1", "dgx-a100:2", "ring:8", "torus2d:4x4", "mesh2d:3x3",
-    "docs/topologies/ndv2-slow-link.yaml", "docs/topologies/ndv2-missing-link.yaml", "docs/topologies/unequal-nics.yaml",
+    "docs/topologies/ndv2-slow-link.yaml", "docs/topologies/ndv2-missing-link.yaml",
+    "docs/topologies/unequal-nics.yaml",
 )  # fmt: skip
 COLLECTIVES = (
     "allgather", "alltoall", "reducescatter", "allreduce", "broadcast", "reduce", "gather", "scatter", "sendrecv",

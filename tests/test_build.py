@@ -167,11 +167,14 @@ def test_ctrl_c_keeps_the_best(tmp_path: Path) -> None:
     target = tmp_path / "ar.xml"
     line = [sys.executable, "-m", "taccl", "synth", "-t", "ndv2:1", "-c", "allreduce", "--size", "16MB",
             "--time-limit", "100", "-o", str(target)]  # fmt: skip
-    running = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    time.sleep(8)
-    assert running.poll() is None
-    running.send_signal(signal.SIGINT)
-    out, err = running.communicate(timeout=100)
+    with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+        try:
+            time.sleep(8)
+            assert running.poll() is None
+            running.send_signal(signal.SIGINT)
+            out, err = running.communicate(timeout=100)
+        finally:
+            running.kill()
     assert running.returncode == 130, err
     assert f"the best algorithm found so far was written to {target}" in err and "lower bound" in out
     assert is_correct(verify(read_xml(target.read_text()), strict=True))
