@@ -153,3 +153,14 @@ def test_a_class_does_not_creep_along_a_slope() -> None:
 def test_links_of_different_labels_never_share_a_class() -> None:
     fits = {(0, 1): fit(5, 100), (1, 2): fit(5, 100)}
     assert [cls.name for cls in classify(fits, {(0, 1): "intra", (1, 2): "inter"})] == ["inter", "intra"]
+
+
+def test_sizes_that_a_token_bucket_swallows_are_left_out() -> None:
+    # 30 Mbit/s behind a bucket of 128 KiB: what fits into it costs nothing, later bytes 266.7 us/kB.
+    def bucket(trial: Trial) -> float:
+        return 20.0 + max(0, trial.bytes - 131072) * 0.2667
+
+    small = [in_sequence(1, 8), in_sequence(2, 8), posted_together(8, 8), posted_together(16, 8)]
+    made = [Point(t, time_us(t, 10, 1, 5)) for t in small]
+    made += [Point(t, bucket(t)) for t in (one_message(n, 65536) for n in (1, 3, 5, 8))]
+    assert fit_link(made, samples=8).beta_us_per_mb == pytest.approx(266_700, rel=0.01)

@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ Array = NDArray[np.floating[Any]]
 # From this size on a message may pay, or gain, a constant of its own: the handshake of a rendezvous
 # protocol, the burst that a token bucket lets through. It is fitted beside alpha, never mixed into it.
 LARGE_BYTES = 16384
+_BEND = 1.3  # slopes that differ by more are a bend, not noise
 _TUKEY = 4.685  # bisquare constant: 95 % efficient under normal noise
 _MAD = 1.4826  # median absolute deviation to standard deviation
 _EXACT = 1e-9  # relative residuals below this are rounding
@@ -68,7 +70,7 @@ def fit_link(points: Sequence[Point], samples: int) -> LinkFit:
     Raises ValueError when the points cannot tell alpha from beta.
     """
     small = [point for point in points if point.trial.bytes < LARGE_BYTES]
-    large = [point for point in points if point.trial.bytes >= LARGE_BYTES]
+    large = _above_burst([point for point in points if point.trial.bytes >= LARGE_BYTES])
     if small and len({point.trial.bytes for point in large}) >= 2:
         sizes = len({point.trial.bytes for point in small})
         first = _regress(small, ["alpha", *(["beta"] if sizes > 1 else []), "occupancy"], {})
@@ -99,6 +101,25 @@ def fit_link(points: Sequence[Point], samples: int) -> LinkFit:
         alpha_ci_us=first.half_width["alpha"],
         beta_ci_us_per_mb=second.half_width["beta"] * 1e6,
     )
+
+
+def _above_burst(large: Sequence[Point]) -> list[Point]:
+    """The points without the smallest sizes where a token bucket let most of a message through for nothing.
+
+    The time bends there: flat while all fits into the bucket, or, where the bucket was only partly full, steeper
+    up to the next size than above it. Half of the sizes, and two at least, stay.
+    """
+    single = {p.trial.bytes: p.time_us for p in large if p.trial.acks == p.trial.messages == 1}
+    sizes = sorted(single)
+    stay = max(2, (len(sizes) + 1) // 2)
+    while len(sizes) > stay:
+        slopes = [(single[b] - single[a]) / (b - a) for a, b in combinations(sizes[1:], 2)]
+        step = (single[sizes[1]] - single[sizes[0]]) / (sizes[1] - sizes[0])
+        above = float(np.median(slopes))  # Theil and Sen: single wild times do not count
+        if above / _BEND <= step <= _BEND * above:
+            break
+        sizes = sizes[1:]
+    return [p for p in large if not sizes or p.trial.bytes >= sizes[0]]
 
 
 @dataclass(frozen=True, slots=True)
