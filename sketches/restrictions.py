@@ -40,7 +40,9 @@ class Restrictions:
     symmetry: tuple[Permutation, ...] | None = None  # generators; None: find them; (): none
     symmetry_where: str = ""
     partition: int | None = None  # chunks per natural block; None: synthesis chooses
-    extra_hops: int | None = None  # hops beyond a shortest path that a chunk may take; None: synthesis chooses
+    extra_hops: int | None = (
+        None  # hops beyond a shortest path that a chunk may take; None: synthesis chooses
+    )
     size_bytes: int | None = None
     time_limit_s: float | None = None
     target_gap: float | None = None

@@ -33,9 +33,7 @@ class Certificate:
     bound_by: str  # which bound that is, in words, e.g. "max-flow cut into rank 3"
     solver_bound_us: float  # the solver's own bound within sketch, chunking and symmetry
     status: str  # "optimal": time equals a bound; else "feasible"
-    proved_by: str = (
-        ""  # what the word optimal rests on: "any algorithm" | "within the sketch, ..." | ""
-    )
+    proved_by: str = ""  # what the word optimal rests on: "any algorithm" | "within the sketch, ..." | ""
 
     def gap(self, time_us: float) -> float:
         """(time - lower bound) / time, 0 for an empty schedule."""

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from taccl.errors import Infeasible
 from taccl.profiles.topology import Topology
 from taccl.sketches.restrictions import Restrictions, Rule
 from taccl.synth.collective import Collective
 from taccl.synth.models.packing import routes_exist
 from taccl.synth.problem import problem, unreachable
-
-from taccl.errors import Infeasible
 
 
 def explain_infeasible(

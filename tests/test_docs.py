@@ -71,4 +71,6 @@ def test_examples_are_found() -> None:
 def test_index_names_every_page() -> None:
     index = (ROOT / "docs" / "index.md").read_text()
     for page in (ROOT / "docs").glob("*.md"):
-        assert page.name == "index.md" or f"({page.name})" in index, f"docs/index.md does not link {page.name}"
+        assert page.name == "index.md" or f"({page.name})" in index, (
+            f"docs/index.md does not link {page.name}"
+        )
