@@ -8,15 +8,11 @@ from typing import TYPE_CHECKING
 import click
 
 from taccl.commands.options import Size, write_output
+from taccl.commands.synth import COLLECTIVES
 
 if TYPE_CHECKING:
     from taccl.errors import Diagnostic
     from taccl.profiles.topology import Topology
-
-_COLLECTIVES = (
-    "allgather", "alltoall", "alltoallv", "reducescatter", "allreduce", "broadcast", "reduce", "gather",
-    "scatter", "sendrecv", "custom",
-)  # fmt: skip
 
 
 @click.group("sketch")
@@ -122,7 +118,7 @@ def list_sketches(as_json: bool) -> None:
 @command.command("suggest")
 @click.option("-t", "--topology", required=True, metavar="T", help="Bundled profile (ndv2:2) or YAML file.")
 @click.option(
-    "-c", "--collective", type=click.Choice(_COLLECTIVES), default="allgather", show_default=True,
+    "-c", "--collective", type=click.Choice(COLLECTIVES), default="allgather", show_default=True,
     help="What the sketch is for.",
 )  # fmt: skip
 @click.option("--size", type=Size(), help="nccl-tests size: 1MB = 10^6, 1MiB = 2^20 bytes.")
