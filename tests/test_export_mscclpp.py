@@ -13,11 +13,13 @@ import runtime_programs
 import verify_programs
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from native_algorithms import timed, two_nodes
 
 from taccl.errors import UsageError
 from taccl.profiles.topology import Topology
 from taccl.synth.collective import build
 from taccl.synth.export.mscclpp_json import MAX_OPS, write_plan
+from taccl.synth.lower import lower_exact
 from taccl.synth.program import Program
 from taccl.synth.program_collective import collective_of
 
@@ -213,6 +215,17 @@ def test_plans_do_what_programs_do(name: str, wires: str, seed: int) -> None:
         check(program, plan, True, seed)
     if program.outofplace:
         check(program, plan, False, seed)
+
+
+@pytest.mark.parametrize("name", ["allgather", "allreduce", "alltoall", "broadcast", "reducescatter"])
+def test_plans_of_lowered_algorithms_work_between_nodes(name: str) -> None:
+    topology = two_nodes()
+    collective = build(name, 4, 2)
+    program = lower_exact(timed(topology, collective, "hierarchical"), topology).program
+    plan = json.loads(write_plan(program, topology, collective))
+    threads_meet(plan)
+    for seed in range(5):
+        check(program, plan, program.inplace, seed)
 
 
 @pytest.mark.parametrize(("name", "wires"), CASES)
