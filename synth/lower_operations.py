@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from taccl.errors import CheckFailed
 from taccl.synth.algorithm import Algorithm, Message
 from taccl.synth.cost import Costs
 from taccl.synth.lower_scratch import Piece, place
@@ -175,6 +176,9 @@ class _Builder:
     def _extra_outputs(self) -> None:
         """What is in its last place nowhere yet: sums gathered in scratch, chunks wanted at several offsets."""
         for number, rank in enumerate(self.ranks):
+            never = sorted(chunk for chunk in self.wanted[number] if chunk not in rank.at)
+            if never:
+                raise CheckFailed(f"rank {number} wants chunk {never[0]} and never gets it")
             moves = [
                 (rank.at[chunk], ("o", offset))
                 for chunk, offsets in self.wanted[number].items()
@@ -245,6 +249,11 @@ class _Builder:
         """Make the source's operations; returns (send operation, chunk ids in the order they travel)."""
         rank = self.ranks[message.src]
         lane = ("send", message.dst, self.stream[number])
+        missing = [c for c in message.chunks if c not in rank.at]
+        if missing:
+            raise CheckFailed(
+                f"message {number} sends chunk {missing[0]} from rank {message.src}, which does not have it then"
+            )
         found = {c: rank.at[c] for c in message.chunks}
         if len(message.chunks) > 1 and any(a[0] == "o" or c in rank.also for c, a in found.items()):
             # The copy of the rank's own data in the output may lie beside what it has received there.
