@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from taccl.profiles.topology import Topology
 from taccl.sketches.restrictions import Restrictions
-from taccl.synth.algorithm import Message
+from taccl.synth.algorithm import Algorithm, Certificate, Message
 from taccl.synth.collective import Collective
 from taccl.synth.cost import Costs
 from taccl.synth.problem import mirror, roots_of
@@ -31,6 +31,19 @@ class Candidate:
     transfers: tuple[Transfer, ...]  # as timed, in order of start
     messages: tuple[Message, ...]
     time_fs: int
+
+    def algorithm(self, topology: Topology, size_bytes: int) -> Algorithm:
+        """The schedule as an algorithm of which nothing is proven yet."""
+        return Algorithm(
+            name=f"{self.collective.name}-{topology.name}-{self.engine}",
+            collective=self.collective,
+            topology_name=topology.name,
+            size_bytes=size_bytes,
+            messages=self.messages,
+            time_fs=self.time_fs,
+            certificate=Certificate(0.0, "", 0.0, "feasible"),
+            engine=self.engine,
+        )
 
 
 def best_timing(

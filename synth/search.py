@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from taccl.profiles.topology import Topology, reverse
 from taccl.sketches.restrictions import Permutation, Restrictions
 from taccl.synth.candidates import Candidate, best_timing, complete, obeys
+from taccl.synth.check_algorithm import check_algorithm
 from taccl.synth.collective import Collective, refined
 from taccl.synth.engines.greedy import Taste, funnelled, greedy, tastes
 from taccl.synth.improve import improve
@@ -85,8 +86,12 @@ class Search:
         if candidate is None or not obeys(self.restrictions, self.topology, p.collective, candidate.messages):
             return None
         known = self.best_of.get(p.collective.partition)
-        if known is None or candidate.time_fs < known.time_fs:
-            self.best_of[p.collective.partition] = candidate
+        if known is not None and candidate.time_fs >= known.time_fs:
+            return candidate
+        # Exchanges and shared messages can reduce a contribution twice when their times fall badly.
+        if check_algorithm(candidate.algorithm(self.topology, self.size_bytes), self.topology):
+            return None
+        self.best_of[p.collective.partition] = candidate
         if self.best is None or candidate.time_fs < self.best.time_fs:
             self.best = candidate
             self.report(f"{engine}, {p.collective.partition} per block", candidate.time_fs)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import partial
 from importlib.metadata import version
@@ -129,25 +129,14 @@ def synthesise(
             "give more time with --time-limit or loosen the sketch"
         )
     lower_fs, bound_by = bound.time_fs, bound.name
-    wrong = check_algorithm(
-        _algorithm(request, search, best, Certificate(0, "", 0, "feasible")), request.topology
-    )
+    found = best.algorithm(request.topology, request.size_bytes)
+    wrong = check_algorithm(found, request.topology)
     if wrong:
         raise CheckFailed(f"the schedule found by {best.engine} is wrong, a fault of taccl: {wrong[0]}")
     whole = granular_bound(request.topology, best.collective, request.size_bytes)
-    return _algorithm(request, search, best, _certificate(search, best, lower_fs, bound_by, whole.time_fs))
-
-
-def _algorithm(request: Request, search: Search, best: Candidate, certificate: Certificate) -> Algorithm:
-    return Algorithm(
-        name=f"{request.collective}-{request.topology.name}-{best.engine}",
-        collective=best.collective,
-        topology_name=request.topology.name,
-        size_bytes=request.size_bytes,
-        messages=best.messages,
-        time_fs=best.time_fs,
-        certificate=certificate,
-        engine=best.engine,
+    return replace(
+        found,
+        certificate=_certificate(search, best, lower_fs, bound_by, whole.time_fs),
         provenance={
             "taccl": __version__,
             "ortools": version("ortools"),
