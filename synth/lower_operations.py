@@ -97,6 +97,7 @@ class _Builder:
         self.collective = algorithm.collective
         self.priced = priced
         self.stream = stream
+        self.done = completions(priced, algorithm.messages)
         self.made: list[Operation] = []
         self.ranks = [_Rank(views if inplace else None) for views in self.collective.inplace]
         self.wanted: list[dict[int, list[int]]] = [{} for _ in self.ranks]  # rank -> chunk -> output offsets
@@ -113,7 +114,7 @@ class _Builder:
         # Receives take effect when they complete, sends read at their start; what completes at a moment is
         # visible to what starts at it.
         events: list[tuple[int, int, int]] = []
-        for number, done in enumerate(completions(self.priced, self.algorithm.messages)):
+        for number, done in enumerate(self.done):
             events.append((self.algorithm.messages[number].start_fs, 1, number))
             events.append((done, 0, number))
         source: dict[int, list[tuple[int, tuple[int, ...]]]] = {}
@@ -122,7 +123,7 @@ class _Builder:
             if kind == 1:
                 source[number] = self._send(number, message, time)
             else:
-                self._receive(number, message, time, source[number])
+                self._receive(number, message, source[number])
         if self.collective.combining:
             self._own_outputs()
         self._extra_outputs()
@@ -226,8 +227,11 @@ class _Builder:
         time, number, _ = operation.key
         if operation.kind == "s":
             return (released(self.priced, self.algorithm.messages[number]), -1)
-        sends = number >= 0 and self.algorithm.messages[number].src == operation.rank
-        return (time, int(sends), number)
+        if number < 0:
+            return (time, 0, number)
+        if self.algorithm.messages[number].src == operation.rank:
+            return (time, 1, number)
+        return (self.done[number], 0, number)
 
     def _copy(
         self,
@@ -295,13 +299,13 @@ class _Builder:
         here = rank.at.get(chunk)
         return here if here is not None and here[0] == "s" else None
 
-    def _receive(
-        self, number: int, message: Message, time: int, pieces: list[tuple[int, tuple[int, ...]]]
-    ) -> None:
+    def _receive(self, number: int, message: Message, pieces: list[tuple[int, tuple[int, ...]]]) -> None:
         rank = self.ranks[message.dst]
         lane = ("recv", message.src, self.stream[number])
         for part, (sent, piece) in enumerate(pieces):
-            key = (time, number, 100 * part)
+            # Messages of a connection are received in the order in which they were sent, even where one that is
+            # reduced takes longer than one behind it.
+            key = (message.end_fs, number, 100 * part)
             target = [self._destination(message, c) for c in piece]
             if message.op == "copy" or all(rank.at.get(c) is None for c in piece):
                 places, received = self._receive_copy(message, target, key, lane)
