@@ -201,6 +201,9 @@ def _blocks(
         if direction == "local":
             for begin in range(0, len(members), LOCAL_STEPS):
                 blocks["local", -1, len(blocks)] = members[begin : begin + LOCAL_STEPS]
+                if begin:
+                    # What is known to follow from the lane's order must stay so when the lane is cut.
+                    tied[members[begin]] = members[begin - 1]
             continue
         previous: int | None = None
         for i in members:
