@@ -31,7 +31,7 @@ Array = NDArray[np.floating[Any]]
 # From this size on a message may pay, or gain, a constant of its own: the handshake of a rendezvous
 # protocol, the burst that a token bucket lets through. It is fitted beside alpha, never mixed into it.
 LARGE_BYTES = 16384
-_BEND = 1.3  # slopes that differ by more are a bend, not noise
+_BEND = 1.5  # slopes that differ by more are a bend, not noise
 _TUKEY = 4.685  # bisquare constant: 95 % efficient under normal noise
 _MAD = 1.4826  # median absolute deviation to standard deviation
 _EXACT = 1e-9  # relative residuals below this are rounding

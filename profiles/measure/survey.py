@@ -41,6 +41,7 @@ _MOST_REPEATS = 15
 # Every link is measured this often, all others in between: what differs from sweep to sweep (on which cores
 # the ranks run, what else runs) belongs to the moment and not to the link.
 _SWEEPS = 3
+_ODD = 0.1  # how far a link may be from its peers without being measured again
 _SNAP = 0.2  # a port whose beta is this close to its links' own is what limits the links
 _DISTURBED = 1.15  # flows of a round slower than alone by more disturb each other
 
@@ -111,17 +112,24 @@ def survey(
     concurrent = _undisturbed(prober, rounds, plans, counts)
     if not concurrent:
         rounds = [(flow,) for flow in flows]
-    sweeps: list[dict[Flow, list[Point]]] = []
-    for sweep in range(_SWEEPS):
-        sweeps.append({})
-        for done, members in enumerate(rounds):
-            tell("links", sweep * len(rounds) + done, _SWEEPS * len(rounds))
-            sweeps[-1].update(_measure(prober, members, plans, counts))
-    samples = {
-        flow: _SWEEPS * sum(len(part) * count for part, count in zip(plans[flow], counts[flow], strict=True))
-        for flow in flows
-    }
-    fits = {flow: _combine([points[flow] for points in sweeps], samples[flow]) for flow in flows}
+    sweeps: dict[Flow, list[list[Point]]] = {flow: [] for flow in flows}
+
+    def sweep(of: Sequence[tuple[Flow, ...]], stage: str) -> None:
+        for number in range(_SWEEPS):
+            for done, members in enumerate(of):
+                tell(stage, number * len(of) + done, _SWEEPS * len(of))
+                for flow, points in _measure(prober, members, plans, counts).items():
+                    sweeps[flow].append(points)
+
+    def fitted(flow: Flow) -> LinkFit:
+        each = sum(len(part) * count for part, count in zip(plans[flow], counts[flow], strict=True))
+        return _combine(sweeps[flow], len(sweeps[flow]) * each)
+
+    sweep(rounds, "links")
+    fits = {flow: fitted(flow) for flow in flows}
+    odd = _odd(fits, node_of)
+    sweep([(flow,) for flow in odd], "odd links")
+    fits.update({flow: fitted(flow) for flow in odd})
 
     largest_of = {flow: max(trial.bytes for trial in plans[flow][1]) for flow in flows}
     repeats = {flow: count for flow, (_, count) in counts.items()}
@@ -140,6 +148,24 @@ def survey(
         reduce_beta_us_per_mb=beta,
         concurrent=concurrent and any(len(members) > 1 for members in rounds),
     )
+
+
+def _odd(fits: dict[Flow, LinkFit], node_of: dict[int, int]) -> list[Flow]:
+    """The links that differ from most links between the same two nodes: to be believed, they are measured again."""
+    groups: dict[tuple[int, int], list[Flow]] = {}
+    for src, dst in sorted(fits):
+        groups.setdefault((node_of[src], node_of[dst]), []).append((src, dst))
+    odd = []
+    for group in groups.values():
+        alpha = median(fits[flow].alpha_us for flow in group)
+        beta = median(fits[flow].beta_us_per_mb for flow in group)
+        odd += [
+            flow
+            for flow in group
+            if abs(fits[flow].beta_us_per_mb - beta) > _ODD * beta
+            or abs(fits[flow].alpha_us - alpha) > max(1.0, _ODD * alpha)
+        ]
+    return odd
 
 
 def _snapped(ports: Sequence[FoundPort], classes: Sequence[LinkClass]) -> list[FoundPort]:
