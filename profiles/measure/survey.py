@@ -31,6 +31,7 @@ from taccl.profiles.measure.probe import (
 from taccl.profiles.measure.rounds import directed, pack, tournament
 
 Flow = tuple[int, int]
+Array = NDArray[np.float64]
 
 _SCAN_BYTES = 262144
 _SCAN_FIRST_BYTES = 16384
@@ -95,10 +96,6 @@ def survey(
     ranks = len(prober.hosts)
     costs = _scan(prober, effort, tell)
     nodes = find_nodes(prober.hosts, costs)
-    if nodes != by_name(prober.hosts):
-        # A boundary that no host name speaks of must show itself twice.
-        again = _scan(prober, effort, tell)
-        nodes = find_nodes(prober.hosts, [np.minimum(a, b) for a, b in zip(costs, again, strict=True)])
     node_of = {rank: index for index, node in enumerate(nodes) for rank in node}
     largest = _largest(prober, nodes, costs[0], effort, tell)
 
@@ -131,6 +128,10 @@ def survey(
     sweep([(flow,) for flow in odd], "odd links")
     fits.update({flow: fitted(flow) for flow in odd})
 
+    if nodes != by_name(prober.hosts):
+        # A boundary that no host name speaks of must still be there in the links as finally measured.
+        nodes = find_nodes(prober.hosts, _fitted_costs(fits, ranks))
+        node_of = {rank: index for index, node in enumerate(nodes) for rank in node}
     largest_of = {flow: max(trial.bytes for trial in plans[flow][1]) for flow in flows}
     repeats = {flow: count for flow, (_, count) in counts.items()}
     ports = find_ports(prober, nodes, fits, largest_of, repeats, tell)
@@ -150,8 +151,18 @@ def survey(
     )
 
 
+def _fitted_costs(fits: dict[Flow, LinkFit], ranks: int) -> tuple[Array, Array]:
+    """(latency, time of 256 KiB) of every pair in us, (ranks, ranks), symmetric."""
+    latency, bulk = np.zeros((ranks, ranks)), np.zeros((ranks, ranks))
+    for (src, dst), fit in fits.items():
+        back = fits[dst, src]
+        latency[src, dst] = (fit.alpha_us + back.alpha_us) / 2
+        bulk[src, dst] = (fit.beta_us_per_mb + back.beta_us_per_mb) / 2 * _SCAN_BYTES / 1e6
+    return latency, latency + bulk
+
+
 def _odd(fits: dict[Flow, LinkFit], node_of: dict[int, int]) -> list[Flow]:
-    """The links that differ from most links between the same two nodes: to be believed, they are measured again."""
+    """The links that differ from most links between the same two nodes: they are measured again."""
     groups: dict[tuple[int, int], list[Flow]] = {}
     for src, dst in sorted(fits):
         groups.setdefault((node_of[src], node_of[dst]), []).append((src, dst))
@@ -197,9 +208,7 @@ def _calmed(prober: Prober, fits: dict[Flow, LinkFit]) -> dict[Flow, LinkFit]:
     return calm
 
 
-def _scan(
-    prober: Prober, effort: Effort, tell: Callable[[str, int, int], None]
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _scan(prober: Prober, effort: Effort, tell: Callable[[str, int, int], None]) -> tuple[Array, Array]:
     """(latency, time of 256 KiB) of every pair in us, (ranks, ranks), symmetric.
 
     Up to 12 ranks pair after pair; more in the rounds of a tournament, as many at once as hosts have cores.
@@ -236,7 +245,7 @@ def _side_by_side(prober: Prober, members: Sequence[Flow], trial: Trial, repeats
 def _largest(
     prober: Prober,
     nodes: Partition,
-    latency: NDArray[np.float64],
+    latency: Array,
     effort: Effort,
     tell: Callable[[str, int, int], None],
 ) -> dict[tuple[int, int], tuple[int, float]]:
