@@ -121,8 +121,10 @@ def _layer(topology: Topology, collective: Collective, kind: str, restrictions: 
         key = (root, target)
         if key not in memo:
             links_here = [e for e in allowed if not any((r, e) in routes for r in root)]
+            # A sendrecv leaves most of the machine idle, so that a way round over a neighbour's NIC can pay.
+            detour = 2 if collective.name == "sendrecv" else 1
             memo[key] = tuple(
-                _on_the_way(topology, links_here, hops, root, target, kind, restrictions.extra_hops)
+                _on_the_way(topology, links_here, hops, root, target, kind, restrictions.extra_hops, detour)
             )
         usable.append(memo[key])
     return Layer(kind, roots, targets, tuple(usable))
@@ -159,14 +161,15 @@ def _on_the_way(
     targets: tuple[int, ...],
     kind: str,
     extra_hops: int | None,
+    detour: int,
 ) -> list[int]:
     """Links that lie on some path from a root to a target within the allowed number of hops."""
     n = topology.ranks
     kept = []
     limits = {t: min(hops[r][t] for r in roots) for t in targets}
     # Without the author's word, trees to many targets may use any simple path; a single target keeps
-    # to paths with at most one hop more than the shortest, or the model grows with no gain.
-    slack = extra_hops if extra_hops is not None else (n if len(targets) > 1 else 1)
+    # to paths with few hops more than the shortest, or the model grows with no gain.
+    slack = extra_hops if extra_hops is not None else (n if len(targets) > 1 else detour)
     for e in links:
         link = topology.links[e]
         u, v = (link.src, link.dst) if kind == "spread" else (link.dst, link.src)

@@ -112,13 +112,6 @@ class Search:
     def greedy(self, p: Problem, passes: int) -> None:
         """Greedy trees in several tastes, with and without the symmetry."""
         group: list[Symmetry] = (close([identity(p), *p.symmetries], 256) or []) if p.symmetries else []
-        for taste in tastes(passes, self.seed):
-            if self.finished():
-                return
-            for images in [group, []] if len(group) > 1 else [[]]:
-                grown = greedy(p, taste, images)
-                if grown is not None:
-                    self.offer("greedy", p, grown)
         wide = self.restrictions
         if wide.extra_hops is None:
             # To share a message, chunks must be free to make the detour over the rank that sends it.
@@ -129,6 +122,13 @@ class Search:
             grown = greedy(narrow, taste)
             if grown is not None:
                 self.offer("greedy", p, grown)
+        for taste in tastes(passes, self.seed):
+            if self.finished():
+                return
+            for images in [group, []] if len(group) > 1 else [[]]:
+                grown = greedy(p, taste, images)
+                if grown is not None:
+                    self.offer("greedy", p, grown)
 
     def pipeline(self, candidate: Candidate, engine: str) -> None:
         """Cut every chunk of a candidate finer and keep its routes, as long as that pays."""
