@@ -30,9 +30,9 @@ docs: $(READY)
 	@mkdir -p build
 	python docs/commands.py > build/commands.md && mv build/commands.md docs/commands.md
 
-# Takes hours; BENCH="ndv2:1 ring:8" asks for some topologies only.
+# Prints the table of docs/benchmarks.md; about an hour. BENCH="ndv2:1 ring:8" asks for some topologies only.
 bench: $(READY)
-	python docs/benchmarks.py $(BENCH) > docs/benchmarks.md
+	@python docs/benchmarks.py $(BENCH)
 
 clean:
 	rm -rf build demo-out $(VENV)

@@ -1,4 +1,4 @@
-"""Print docs/benchmarks.md: synthesis on the topologies and sizes that the project promises. `make bench`.
+"""Print the table of docs/benchmarks.md: synthesis on the topologies and sizes that the project promises. `make bench`.
 
 Arguments, all optional: topologies, e.g. `python docs/benchmarks.py ndv2:1 ring:8`. Every row is made by
 `taccl.produce`, so it was lowered, verified and priced by the simulator. All of it takes about an hour.
@@ -6,8 +6,6 @@ Arguments, all optional: topologies, e.g. `python docs/benchmarks.py ndv2:1 ring
 
 from __future__ import annotations
 
-import os
-import platform
 import sys
 import time
 from collections.abc import Iterator
@@ -26,12 +24,7 @@ COLLECTIVES = (
 SIZES = {"1 KB": 10**3, "1 MB": 10**6, "64 MB": 64 * 10**6}
 TIME_LIMIT_S = 6.0
 
-HEAD = f"""# Benchmarks
-
-Made by `make bench` with a time limit of {TIME_LIMIT_S:g} s for the search and 2 workers on {os.cpu_count()} cores
-({platform.machine()}). Time and bound are those of the cost model; the bound holds for any algorithm on the
-topology. Total is the wall clock from request to verified, priced program.
-
+HEAD = """\
 | topology | collective | size | time (us) | simulated (us) | bound (us) | gap | status | engine | total (s) |
 | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |"""
 
