@@ -83,7 +83,8 @@ def transfers_for(draw: st.DrawFn, topology: Topology, collective: Collective) -
     # Interleave the chunks at random, each chunk's own order kept.
     merged: list[Transfer] = []
     while any(lists):
-        merged.append(draw(st.sampled_from([moves for moves in lists if moves])).pop(0))
+        left = [number for number, moves in enumerate(lists) if moves]
+        merged.append(lists[draw(st.sampled_from(left))].pop(0))
     return merged
 
 
