@@ -139,14 +139,6 @@ def test_random_combining_algorithms(case: tuple[Algorithm, Topology]) -> None:
 
 
 @settings(deadline=None, max_examples=12, suppress_health_check=SLOW)
-@given(algorithms(("alltoall", "reducescatter", "allreduce")), st.integers(2, 3))
-def test_random_algorithms_with_instances(case: tuple[Algorithm, Topology], instances: int) -> None:
-    algorithm, topology = case
-    result = lower_exact(algorithm, topology, instances=instances)
-    proven(result.program, result.schedule.collective)
-
-
-@settings(deadline=None, max_examples=12, suppress_health_check=SLOW)
 @given(algorithms(("alltoall", "gather", "scatter", "reduce")))
 def test_reuse_saves_scratch_and_never_needs_more(case: tuple[Algorithm, Topology]) -> None:
     algorithm, topology = case
