@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from taccl.errors import CheckFailed
 from taccl.profiles.topology import Topology
 from taccl.synth.algorithm import Algorithm, Certificate
+from taccl.synth.check_algorithm import check_algorithm
 from taccl.synth.collective import refined
 from taccl.synth.cost import Costs, costs, us
 from taccl.synth.lower_hints import NO_HINTS, Hints, levels, more_hints
@@ -65,6 +66,8 @@ def lower_exact(
     for reuse in (True, False):
         for again in (False, True):
             schedule = best.schedule if again and best is not None else shape
+            if again and check_algorithm(schedule, topology):
+                continue  # reductions took turns as threadblocks came to them: no schedule has these times
             try:
                 for found in _variants(schedule, topology, protocol, instances, reuse):
                     if best is None or found.simulated_time_fs < best.simulated_time_fs:
@@ -231,7 +234,11 @@ def _within_steps(shape: Algorithm, topology: Topology) -> Algorithm:
 
 
 def split_chunks(algorithm: Algorithm, topology: Topology, instances: int) -> Algorithm:
-    """Every chunk cut into `instances` parts, each with messages of its own, timed anew in the same order."""
+    """Every chunk cut into `instances` parts, each with messages of its own, timed anew in the same order.
+
+    Raises CheckFailed where partial sums cross on links of so different speeds that a part of one would leave only
+    after the other's has been added to it.
+    """
     if instances == 1:
         return algorithm
     if instances < 1:
@@ -243,9 +250,16 @@ def split_chunks(algorithm: Algorithm, topology: Topology, instances: int) -> Al
         for m in algorithm.messages
     ]
     pieces = _pieces(algorithm, costs(topology, algorithm.chunk_bytes), cuts)
-    messages = time_by_priority(topology, collective, priced, pieces)
-    return replace(
-        algorithm, collective=collective, messages=messages, time_fs=completion_fs(priced, messages)
+    for scheduler in (time_by_priority, time_in_order):
+        messages = scheduler(topology, collective, priced, pieces)
+        cut = replace(
+            algorithm, collective=collective, messages=messages, time_fs=completion_fs(priced, messages)
+        )
+        if not collective.combining or not check_algorithm(cut, topology):
+            return cut
+    raise CheckFailed(
+        f"partial sums cross in {algorithm.name}, and in {instances} parts some would be added twice: "
+        "use --instances 1, or an engine whose sums do not cross (--engine ring)"
     )
 
 

@@ -139,6 +139,29 @@ def test_random_combining_algorithms(case: tuple[Algorithm, Topology]) -> None:
 
 
 @settings(deadline=None, max_examples=12, suppress_health_check=SLOW)
+@given(algorithms(SPREADING), st.integers(2, 3))
+def test_spreading_in_instances(case: tuple[Algorithm, Topology], instances: int) -> None:
+    algorithm, topology = case
+    result = lower_exact(algorithm, topology, instances=instances)
+    proven(result.program, result.schedule.collective)
+
+
+@settings(deadline=None, max_examples=25, suppress_health_check=SLOW)
+@given(algorithms(COMBINING), st.integers(2, 3))
+def test_sums_in_instances_are_right_or_refused_with_the_reason(
+    case: tuple[Algorithm, Topology], instances: int
+) -> None:
+    algorithm, topology = case
+    try:
+        result = lower_exact(algorithm, topology, instances=instances)
+    except CheckFailed as refusal:
+        assert f"in {instances} parts some would be added twice: use --instances 1" in str(refusal)
+        proven(lower(algorithm, topology), algorithm.collective)
+    else:
+        proven(result.program, result.schedule.collective)
+
+
+@settings(deadline=None, max_examples=12, suppress_health_check=SLOW)
 @given(algorithms(("alltoall", "gather", "scatter", "reduce")))
 def test_reuse_saves_scratch_and_never_needs_more(case: tuple[Algorithm, Topology]) -> None:
     algorithm, topology = case
