@@ -48,7 +48,15 @@ def messages_of(table: MessageTable) -> tuple[Message, ...]:
     chunks, first = table.chunks.tolist(), table.first.tolist()
     columns = (table.link, table.src, table.dst, table.start_fs, table.end_fs, table.reduces)
     return tuple(
-        Message(link, src, dst, tuple(chunks[first[i] : first[i + 1]]), start, end, "reduce" if reduces else "copy")
+        Message(
+            link,
+            src,
+            dst,
+            tuple(chunks[first[i] : first[i + 1]]),
+            start,
+            end,
+            "reduce" if reduces else "copy",
+        )
         for i, (link, src, dst, start, end, reduces) in enumerate(
             zip(*(column.tolist() for column in columns), strict=True)
         )
