@@ -1,0 +1,160 @@
+"""Greedy growth of spanning trees by matching: whenever a lane is free, it carries the most urgent useful chunk.
+
+The idea is TACOS' (Won et al., MICRO'24, section 4: match free links with chunks that their destination lacks), on
+lanes of the quotient instead of links: one decision serves a whole orbit. Chunks enter each node once.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from taccl.synth.symmetric.hops import RepHop
+from taccl.synth.symmetric.instance import Instance
+
+
+@dataclass(frozen=True, slots=True)
+class Taste:
+    """What a greedy tree prefers."""
+
+    enter_once: bool = True  # a chunk crosses into each node over one link only
+    from_root: bool = False  # only the rank that has the chunk at first sends it to other nodes
+    order: str = "arrival"  # which rank sends first: "arrival" | "depth" | "late" | "scarce"
+    seed: int = 0  # 0: ties by number; else shuffled
+
+
+def grow(inst: Instance, roots: Sequence[int], taste: Taste) -> list[RepHop] | None:
+    """Hops of trees that span all ranks from the root of each representative chunk, in the order of their starts.
+
+    roots: per representative chunk the rank that has it. None when the taste leaves a rank unreached.
+    """
+    return _Growth(inst, roots, taste).run()
+
+
+class _Growth:
+    def __init__(self, inst: Instance, roots: Sequence[int], taste: Taste) -> None:
+        self.inst, self.roots, self.taste = inst, roots, taste
+        ranks = inst.ranks
+        self.node_of = inst.node_of.tolist()
+        self.dst = inst.links.dst
+        self.arrived = [
+            [-1] * ranks for _ in roots
+        ]  # hop that reaches the rank (scheduled already), -2: root
+        self.depth = [[0] * ranks for _ in roots]
+        self.entered: list[set[int]] = [{self.node_of[root]} for root in roots]
+        self.cursors: dict[int, list[tuple[object, int, int, int, int]]] = {}  # lane -> heap
+        self.lanes_of: dict[int, list[int]] = {}  # resource -> lanes
+        for lane, holds in enumerate(inst.lane_holds):
+            for resource, _ in holds:
+                self.lanes_of.setdefault(resource, []).append(lane)
+        self.free: dict[int, int] = {}
+        self.hops: list[RepHop] = []
+        self.left = [ranks - 1 for _ in roots]
+        self.sequence = 0
+        self.random = np.random.default_rng(taste.seed) if taste.seed else None
+        self.segments: dict[int, list[tuple[int, list[int]]]] = {}
+
+    def run(self) -> list[RepHop] | None:
+        events: list[tuple[int, int, int, int]] = []  # (time, 0 arrival | 1 free, chunk or resource, rank)
+        for chunk, root in enumerate(self.roots):
+            self.arrived[chunk][root] = -2
+            heapq.heappush(events, (0, 0, chunk, root))
+        while events and any(self.left):
+            now = events[0][0]
+            touched: set[int] = set()
+            while events and events[0][0] == now:
+                _, kind, subject, rank = heapq.heappop(events)
+                if kind == 0:
+                    touched.update(self._offer(now, subject, rank))
+                else:
+                    touched.update(self.lanes_of[subject])
+            # Dear lanes first: what is slowest decides. Of equal ones that with most to do, or it alone is left.
+            urgency = {
+                lane: (-self.inst.lane_transit_fs[lane], -self._backlog(lane, now), lane) for lane in touched
+            }
+            for lane in sorted(touched, key=urgency.__getitem__):
+                self._serve(lane, now, events)
+        return None if any(self.left) else self.hops
+
+    def _offer(self, now: int, chunk: int, rank: int) -> list[int]:
+        """A chunk has arrived: its rank can send it on every lane that leads somewhere."""
+        lanes = []
+        for lane, links in self._segments(rank):
+            remote = self.node_of[rank] != self.node_of[int(self.dst[links[0]])]
+            if remote and self.taste.from_root and rank != self.roots[chunk]:
+                continue
+            self.sequence += 1
+            tie = self.sequence if self.random is None else int(self.random.integers(1 << 30))
+            key = {
+                "arrival": (now, tie),
+                "depth": (self.depth[chunk][rank], tie),
+                "late": (-now, tie),
+                "scarce": (self._options(chunk, links), tie),
+            }[self.taste.order]
+            heapq.heappush(self.cursors.setdefault(lane, []), (key, chunk, rank, 0, self.sequence))
+            lanes.append(lane)
+        return lanes
+
+    def _options(self, chunk: int, links: Sequence[int]) -> int:
+        """How many ways lead to the first rank of a list that already have the chunk."""
+        target = int(self.dst[links[0]])
+        return sum(
+            self.arrived[chunk][int(self.dst[e])] != -1 for _, more in self._segments(target) for e in more
+        )
+
+    def _segments(self, rank: int) -> list[tuple[int, list[int]]]:
+        """Per lane the links out of a rank, those to its own place in other nodes first, near nodes first."""
+        if rank not in self.segments:
+            inst = self.inst
+            links = inst.out_links[inst.out_first[rank] : inst.out_first[rank + 1]]
+            lanes = inst.lane[links]
+            cuts = np.flatnonzero(np.diff(lanes)) + 1
+            self.segments[rank] = [
+                (int(inst.lane[part[0]]), part.tolist()) for part in np.split(links, cuts) if len(part)
+            ]
+        return self.segments[rank]
+
+    def _backlog(self, lane: int, now: int) -> int:
+        """How much the first chunk in a lane's queue still has to do there; 0 when the lane is not free."""
+        queue = self.cursors.get(lane)
+        if not queue or any(self.free.get(resource, 0) > now for resource, _ in self.inst.lane_holds[lane]):
+            return 0
+        _, chunk, rank, position, _ = queue[0]
+        links = next(part for other, part in self._segments(rank) if other == lane)
+        reached = self.arrived[chunk]
+        return sum(reached[int(self.dst[e])] == -1 for e in links[position:])
+
+    def _serve(self, lane: int, now: int, events: list[tuple[int, int, int, int]]) -> None:
+        inst = self.inst
+        queue = self.cursors.get(lane)
+        holds = inst.lane_holds[lane]
+        while queue:
+            if any(self.free.get(resource, 0) > now for resource, _ in holds):
+                return
+            key, chunk, rank, position, number = queue[0]
+            links = next(part for other, part in self._segments(rank) if other == lane)
+            reached, entered = self.arrived[chunk], self.entered[chunk]
+            while position < len(links):
+                target = int(self.dst[links[position]])
+                node = self.node_of[target]
+                foreign = node != self.node_of[rank]
+                if reached[target] == -1 and not (foreign and self.taste.enter_once and node in entered):
+                    break
+                position += 1
+            if position == len(links):
+                heapq.heappop(queue)
+                continue
+            heapq.heapreplace(queue, (key, chunk, rank, position + 1, number))
+            reached[target] = len(self.hops)
+            entered.add(node)
+            self.depth[chunk][target] = self.depth[chunk][rank] + 1
+            before = reached[rank]
+            self.hops.append(RepHop(chunk, links[position], (before,) if before >= 0 else ()))
+            self.left[chunk] -= 1
+            for resource, hold in holds:
+                self.free[resource] = now + hold
+                heapq.heappush(events, (now + hold, 1, resource, -1))
+            heapq.heappush(events, (now + inst.lane_transit_fs[lane], 0, chunk, target))
