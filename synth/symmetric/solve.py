@@ -1,0 +1,162 @@
+"""Synthesis on the quotient: seeds by growth or routing, then timed trees, at one chunking.
+
+Everything here is counted, never timed, so that equal requests give equal answers: the budget says how many seeds are
+grown and how long CP-SAT may search.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from taccl.synth.models.solver import Strategy
+from taccl.synth.symmetric.grow import Taste, grow
+from taccl.synth.symmetric.hops import RepHop, collected_then_spread, quickest, turned
+from taccl.synth.symmetric.instance import Instance, Ints, instance
+from taccl.synth.symmetric.route import Pair, route
+from taccl.synth.symmetric.timed_trees import solve_timed_trees
+from taccl.synth.symmetric.timing import Timing
+
+TASTES = (
+    Taste(),
+    Taste(order="late"),
+    Taste(from_root=True),
+    Taste(order="late", from_root=True),
+    Taste(order="depth"),
+    Taste(order="scarce"),
+    Taste(enter_once=False),
+    Taste(enter_once=False, order="late"),
+)
+# Beyond so many (chunk, link) choices the timed model finds nothing in the time people wait.
+MOST_CHOICES = 12_000
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How much is tried before the best is taken."""
+
+    grown_hops: int = 400_000  # hops of all seeds together, beyond one seed of each taste
+    deterministic_s: float = 3.0  # of CP-SAT
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A schedule of representative chunks."""
+
+    hops: tuple[RepHop, ...]
+    timing: Timing
+    chunks: tuple[int, ...]  # per representative chunk its number in the collective
+    engine: str
+    proved: bool  # no schedule of this symmetry and these links is quicker
+
+
+def turned_instance(inst: Instance) -> Instance:
+    """The same machine with every link turned round; resources keep their numbers."""
+    links = replace(inst.links, src=inst.links.dst, dst=inst.links.src)
+    return instance(inst.topology, links, inst.quotient, inst.prices)
+
+
+def solve_spread(
+    inst: Instance,
+    roots: Sequence[int],
+    lower_fs: int,
+    effort: Effort,
+    seed: int,
+    should_stop: Callable[[], bool],
+    finish: Callable[[Sequence[RepHop]], tuple[Sequence[RepHop], Timing]],
+) -> tuple[Sequence[RepHop], Timing, str, bool] | None:
+    """Spanning trees from the roots. `finish` turns them into the hops that are wanted (collecting, both) and times
+    them. Returns (hops, timing, engine, whether the model proved it); None when a rank cannot be reached."""
+    best: tuple[Sequence[RepHop], Timing] | None = None
+    trees: Sequence[RepHop] = ()
+    grown = 0
+    for taste in _tastes(seed):
+        if best is not None and (should_stop() or best[1].time_fs <= lower_fs):
+            break
+        hops = grow(inst, roots, taste)
+        if hops is None:
+            continue
+        made = finish(hops)
+        if best is None or made[1].time_fs < best[1].time_fs:
+            best, trees = made, hops
+        grown += len(hops)
+        if taste not in TASTES and grown > effort.grown_hops:
+            break
+    if best is None:
+        return None
+    usable = _near_links(inst, roots)
+    if best[1].time_fs <= lower_fs or sum(map(len, usable)) > MOST_CHOICES or should_stop():
+        return (*best, "greedy", False)
+    timing = quickest(inst, trees)
+    strategies = [Strategy(effort.deterministic_s, 3600.0, seed, relax=False)]
+    found = solve_timed_trees(
+        inst,
+        roots,
+        usable,
+        timing.time_fs,
+        min(lower_fs, timing.time_fs),
+        strategies,
+        trees,
+        timing.start_fs,
+        should_stop,
+    )
+    if found is None:
+        return (*best, "greedy", False)
+    made = finish(found.hops)
+    if made[1].time_fs < best[1].time_fs:
+        return (*made, "cp-sat", found.proved)
+    return (*best, "greedy", found.proved)
+
+
+def solve_paths(inst: Instance, pairs: Sequence[Pair]) -> tuple[Sequence[RepHop], Timing] | None:
+    """A path for each pair; None when one is not connected."""
+    hops = route(inst, pairs)
+    return None if hops is None else (hops, quickest(inst, hops))
+
+
+def finish_spread(inst: Instance) -> Callable[[Sequence[RepHop]], tuple[Sequence[RepHop], Timing]]:
+    """Allgather, broadcast: the trees as they are."""
+    return lambda hops: (hops, quickest(inst, hops))
+
+
+def finish_collect(inst: Instance) -> Callable[[Sequence[RepHop]], tuple[Sequence[RepHop], Timing]]:
+    """Reduce-scatter, reduce: trees that were grown on the turned machine, walked backwards on `inst`."""
+
+    def finish(hops: Sequence[RepHop]) -> tuple[Sequence[RepHop], Timing]:
+        collecting = turned(hops)
+        return collecting, quickest(inst, collecting)
+
+    return finish
+
+
+def finish_both(
+    inst: Instance, spreading: Sequence[RepHop]
+) -> Callable[[Sequence[RepHop]], tuple[Sequence[RepHop], Timing]]:
+    """Allreduce: trees grown on the turned machine collect, then `spreading` spreads the sums."""
+
+    def finish(hops: Sequence[RepHop]) -> tuple[Sequence[RepHop], Timing]:
+        joined = collected_then_spread(inst, turned(hops), spreading)
+        return joined, quickest(inst, joined)
+
+    return finish
+
+
+def _tastes(seed: int) -> Sequence[Taste]:
+    more = [
+        Taste(order=order, from_root=from_root, seed=1 + 1000 * seed + number)
+        for number in range(200)
+        for order in ("late", "arrival")
+        for from_root in (True, False)
+    ]
+    return (*TASTES, *more)
+
+
+def _near_links(inst: Instance, roots: Sequence[int]) -> list[list[int]]:
+    """Per chunk the links within nodes, and those that lead from its root to other nodes."""
+    src, dst = inst.links.src, inst.links.dst
+    inside: Ints = inst.node_of[src] == inst.node_of[dst]
+    if int(inside.sum()) > MOST_CHOICES:
+        return [list(range(MOST_CHOICES + 1))]  # too many to look at
+    return [np.flatnonzero((inside | (src == root)) & (dst != root)).tolist() for root in roots]
