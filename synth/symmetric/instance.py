@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from taccl.profiles.link_table import LinkTable
 from taccl.profiles.topology import Topology
-from taccl.synth.symmetric.find_group import Quotient
 from taccl.synth.symmetric.prices import Prices
+from taccl.synth.symmetric.quotient import Quotient
 
 Ints = NDArray[np.int64]
 
@@ -31,7 +31,9 @@ class Instance:
     lane_holds: tuple[
         tuple[tuple[int, int], ...], ...
     ]  # per lane (resource, hold of a message of one chunk in fs)
-    lane_transit_fs: tuple[int, ...]
+    lane_transit_fs: tuple[int, ...]  # of a message of one chunk
+    lane_alpha_fs: tuple[int, ...]
+    lane_occupancy_fs: tuple[int, ...]
     out_first: Ints  # [ranks + 1]: links out of rank r are out_links[out_first[r]:out_first[r + 1]]
     out_links: Ints  # by source, lane, and distance
 
@@ -60,9 +62,8 @@ def instance(topology: Topology, links: LinkTable, quotient: Quotient, prices: P
     own[~(links.ports >= 0).any(axis=1)] = quotient.link_orbit[~(links.ports >= 0).any(axis=1)]
     columns = [*held.T, own, links.link_class]
     keys, lane = _numbered(columns)
-    first_link = keys
     holds, transits = [], []
-    for link in first_link.tolist():
+    for link in keys.tolist():
         occupancy = int(prices.occupancy_fs[link])
         mine = [
             (int(quotient.port_orbit[p]), occupancy + int(prices.port_hold_fs[p]))
@@ -85,7 +86,18 @@ def instance(topology: Topology, links: LinkTable, quotient: Quotient, prices: P
     order = np.lexsort((links.dst, ahead, aside, lane, links.src))
     out_first = np.searchsorted(links.src[order], np.arange(ranks + 1))
     return Instance(
-        topology, links, quotient, prices, node_of, lane, tuple(holds), tuple(transits), out_first, order
+        topology,
+        links,
+        quotient,
+        prices,
+        node_of,
+        lane,
+        tuple(holds),
+        tuple(transits),
+        tuple(prices.alpha_fs[keys].tolist()),
+        tuple(prices.occupancy_fs[keys].tolist()),
+        out_first,
+        order,
     )
 
 
