@@ -13,21 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from taccl.synth.symmetric.hops import RepHop
 from taccl.synth.symmetric.instance import Instance
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """One message of the quotient: representative chunks over links of one orbit, at one time.
-
-    loads: (representative chunk, link) pairs; `needs`: earlier batches that bring them to their sources.
-    """
-
-    lane: int
-    loads: tuple[tuple[int, int], ...]
-    needs: tuple[int, ...]
-    start_fs: int
-    reduces: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +28,7 @@ class Appetite:
     seed: int = 0
 
 
-def grow_batches(inst: Instance, roots: Sequence[int], appetite: Appetite) -> tuple[list[Batch], int] | None:
+def grow_batches(inst: Instance, roots: Sequence[int], appetite: Appetite) -> tuple[list[RepHop], int] | None:
     """Batches that spread every chunk to all ranks, and when the last has arrived (fs); None if they cannot."""
     return _Growth(inst, roots, appetite).run()
 
@@ -60,14 +47,14 @@ class _Growth:
         self.ready: dict[int, list[tuple[int, int]]] = {}  # link orbit -> (chunk, link)
         self.lane_of_orbit: dict[int, int] = {}
         self.free: dict[int, int] = {}
-        self.batches: list[Batch] = []
+        self.batches: list[RepHop] = []
         self.last = 0
         transits = sorted({inst.lane_transit_fs[lane] for lane in range(len(inst.lane_holds))}, reverse=True)
         rank_of = {transit: place for place, transit in enumerate(transits)}
         patience = appetite.patience
         self.least = [patience[rank_of[t]] if rank_of[t] < len(patience) else 1 for t in inst.lane_transit_fs]
 
-    def run(self) -> tuple[list[Batch], int] | None:
+    def run(self) -> tuple[list[RepHop], int] | None:
         events: list[tuple[int, int]] = [(0, -1)]  # (time, batch that arrives; -1: a resource is free)
         for chunk, root in enumerate(self.roots):
             self.claimed[chunk][root] = -2
@@ -141,7 +128,7 @@ class _Growth:
                 continue
             if len(chosen) < self.least[lane] and not impatient:
                 continue
-            duration = self._transit(lane, len(chosen))
+            duration = inst.transit_fs(lane, len(chosen))
             score = len(chosen) ** self.appetite.eagerness / duration
             if self.appetite.noise:
                 score *= 1 + self.appetite.noise * float(self.random.random())
@@ -160,20 +147,11 @@ class _Growth:
             self.claimed[chunk][target] = number
             self.entered[chunk].add(self.node_of[target])
         self.left -= len(loads)
-        self.batches.append(Batch(lane, tuple(loads), tuple(sorted(needs)), now))
-        for resource, hold in self._holds(lane, len(loads)):
+        self.batches.append(RepHop(tuple(loads), tuple(sorted(needs))))
+        for resource, hold in inst.holds(lane, len(loads)):
             self.free[resource] = now + hold
             heapq.heappush(events, (now + hold, -1))
-        end = now + self._transit(lane, len(loads))
+        end = now + inst.transit_fs(lane, len(loads))
         heapq.heappush(events, (end, number))
         self.last = max(self.last, end)
         return True
-
-    def _transit(self, lane: int, count: int) -> int:
-        inst = self.inst
-        return inst.lane_alpha_fs[lane] + count * (inst.lane_transit_fs[lane] - inst.lane_alpha_fs[lane])
-
-    def _holds(self, lane: int, count: int) -> list[tuple[int, int]]:
-        inst = self.inst
-        occupancy = inst.lane_occupancy_fs[lane]
-        return [(r, occupancy + count * (hold - occupancy)) for r, hold in inst.lane_holds[lane]]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from taccl.synth.symmetric.hops import RepHop
+from taccl.synth.symmetric.hops import RepHop, hop
 from taccl.synth.symmetric.instance import Instance
 
 
@@ -152,7 +152,7 @@ class _Growth:
             entered.add(node)
             self.depth[chunk][target] = self.depth[chunk][rank] + 1
             before = reached[rank]
-            self.hops.append(RepHop(chunk, links[position], (before,) if before >= 0 else ()))
+            self.hops.append(hop(chunk, links[position], (before,) if before >= 0 else ()))
             self.left[chunk] -= 1
             for resource, hold in holds:
                 self.free[resource] = now + hold

@@ -1,8 +1,8 @@
-"""Hops of representative chunks: what engines and models on the quotient hand to one another."""
+"""Messages of the quotient: what engines and models on it hand to one another."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,33 +11,46 @@ from taccl.synth.message_table import MessageTable
 from taccl.synth.symmetric.instance import Instance
 from taccl.synth.symmetric.timing import Hop, Timing, list_schedule, longest_rest
 
+# (ranks that name a chunk, representative chunk) -> number of the chunk in the collective
+ChunkOf = Callable[[tuple[int, ...], int], int]
+
 
 @dataclass(frozen=True, slots=True)
 class RepHop:
-    """Representative chunk number `chunk` crosses `link` once the hops `needs` have reached its source."""
+    """Representative chunks over links of one orbit at one time: on every single link, one message.
 
-    chunk: int
-    link: int
-    needs: tuple[int, ...]  # earlier hops in the list
+    loads: (representative chunk, link). needs: earlier hops of the list that bring chunks to their sources.
+    """
+
+    loads: tuple[tuple[int, int], ...]
+    needs: tuple[int, ...]
     reduces: bool = False
+
+    @property
+    def link(self) -> int:
+        """The link that stands for the orbit."""
+        return self.loads[0][1]
+
+
+def hop(chunk: int, link: int, needs: tuple[int, ...]) -> RepHop:
+    """One chunk over one link."""
+    return RepHop(((chunk, link),), needs)
 
 
 def priced(inst: Instance, hops: Sequence[RepHop]) -> list[Hop]:
     """The hops as the scheduler wants them; a rank's reductions run on the engine of its orbit."""
     result = []
-    cost = inst.prices.reduce_alpha_fs + inst.prices.reduce_chunk_fs
+    prices = inst.prices
+    costs_time = prices.reduce_alpha_fs + prices.reduce_chunk_fs > 0
     orbit_of = inst.quotient.group.orbit
     for hop in hops:
-        lane = int(inst.lane[hop.link])
-        engine = int(orbit_of[inst.links.dst[hop.link]]) if hop.reduces and cost else -1
+        lane, count = int(inst.lane[hop.link]), len(hop.loads)
+        engine, reduce_fs = -1, 0
+        if hop.reduces and costs_time:
+            engine = int(orbit_of[inst.links.dst[hop.link]])
+            reduce_fs = prices.reduce_alpha_fs + count * prices.reduce_chunk_fs
         result.append(
-            Hop(
-                inst.lane_holds[lane],
-                inst.lane_transit_fs[lane],
-                hop.needs,
-                engine,
-                cost if hop.reduces else 0,
-            )
+            Hop(inst.holds(lane, count), inst.transit_fs(lane, count), hop.needs, engine, reduce_fs)
         )
     return result
 
@@ -49,26 +62,26 @@ def turned(hops: Sequence[RepHop]) -> list[RepHop]:
     for index, hop in enumerate(hops):
         for before in hop.needs:
             feeders[before].append(last - index)
-    return [
-        RepHop(hops[i].chunk, hops[i].link, tuple(sorted(feeders[i])), reduces=True)
-        for i in range(last, -1, -1)
-    ]
+    return [RepHop(hops[i].loads, tuple(sorted(feeders[i])), reduces=True) for i in range(last, -1, -1)]
 
 
 def collected_then_spread(
-    inst: Instance, collecting: Sequence[RepHop], spreading: Sequence[RepHop]
+    inst: Instance, roots: Sequence[int], collecting: Sequence[RepHop], spreading: Sequence[RepHop]
 ) -> list[RepHop]:
     """An allreduce: a chunk is spread from its root once all that flows into the root has been reduced there."""
-    into: dict[tuple[int, int], list[int]] = {}
+    into: dict[int, list[int]] = {}  # chunk -> collecting hops that end at its root
     for index, hop in enumerate(collecting):
-        into.setdefault((hop.chunk, int(inst.links.dst[hop.link])), []).append(index)
+        for chunk, link in hop.loads:
+            if int(inst.links.dst[link]) == roots[chunk]:
+                into.setdefault(chunk, []).append(index)
     offset = len(collecting)
     joined = list(collecting)
     for hop in spreading:
-        needs = tuple(offset + n for n in hop.needs)
-        if not needs:
-            needs = tuple(into[hop.chunk, int(inst.links.src[hop.link])])
-        joined.append(replace(hop, needs=needs))
+        needs = {offset + n for n in hop.needs}
+        for chunk, link in hop.loads:
+            if int(inst.links.src[link]) == roots[chunk]:
+                needs.update(into[chunk])
+        joined.append(replace(hop, needs=tuple(sorted(needs))))
     return joined
 
 
@@ -105,25 +118,47 @@ def other_lanes_first(hops: Sequence[Hop], lanes: Sequence[int]) -> list[int]:
     return priority
 
 
-def table(inst: Instance, hops: Sequence[RepHop], timing: Timing, chunk_ids: Sequence[int]) -> MessageTable:
-    """Hops at their times as messages of the representative chunks, by (start, link, chunk).
+def table(
+    inst: Instance,
+    hops: Sequence[RepHop],
+    timing: Timing,
+    roots: Sequence[tuple[int, ...]],
+    chunk_of: ChunkOf,
+) -> MessageTable:
+    """Hops at their times as messages, by (start, link, first chunk).
 
-    chunk_ids: per representative chunk its number in the collective.
+    roots: per representative chunk the ranks that name it; chunk_of turns (images of these ranks, representative
+    chunk) into the number of a chunk of the collective.
     """
-    link = np.array([hop.link for hop in hops], np.int64)
-    chunk = np.array([chunk_ids[hop.chunk] for hop in hops], np.int64)
-    start = np.array(timing.start_fs, np.int64)
-    order = np.lexsort((chunk, link, start))
-    link, chunk, start = link[order], chunk[order], start[order]
-    transit = np.array(inst.lane_transit_fs, np.int64)[inst.lane[link]]
-    reduces = np.array([hop.reduces for hop in hops], bool)[order]
+    group = inst.quotient.group
+    rows = []
+    for hop, start in zip(hops, timing.start_fs, strict=True):
+        here = group.element[inst.links.src[hop.link]]
+        chunks = []
+        for chunk, link in hop.loads:
+            # The element that takes this load's link to the one that stands for the orbit.
+            moved = group.subtract(here, group.element[inst.links.src[link]])
+            names = tuple(int(group.image(moved, rank)) for rank in roots[chunk])
+            chunks.append(chunk_of(names, chunk))
+        chunks.sort()
+        rows.append((start, hop.link, chunks, hop.reduces))
+    rows.sort(key=lambda row: (row[0], row[1], row[2][0]))
+    link = np.array([row[1] for row in rows], np.int64)
+    counts = np.array([len(row[2]) for row in rows], np.int64)
+    start_fs = np.array([row[0] for row in rows], np.int64)
+    transit = np.array(
+        [inst.transit_fs(lane, n) for lane, n in zip(inst.lane[link].tolist(), counts.tolist(), strict=True)],
+        np.int64,
+    )
+    first = np.zeros(len(rows) + 1, np.int64)
+    np.cumsum(counts, out=first[1:])
     return MessageTable(
         link,
         inst.links.src[link],
         inst.links.dst[link],
-        start,
-        start + transit,
-        reduces,
-        np.arange(len(hops) + 1, dtype=np.int64),
-        chunk,
+        start_fs,
+        start_fs + transit,
+        np.array([row[3] for row in rows], bool),
+        first,
+        np.array([c for row in rows for c in row[2]], np.int64),
     )

@@ -42,6 +42,18 @@ class Instance:
         """Number of ranks."""
         return len(self.node_of)
 
+    def transit_fs(self, lane: int, count: int) -> int:
+        """From a message's start to its arrival, with `count` chunks."""
+        alpha = self.lane_alpha_fs[lane]
+        return alpha + count * (self.lane_transit_fs[lane] - alpha)
+
+    def holds(self, lane: int, count: int) -> tuple[tuple[int, int], ...]:
+        """(resource, how long a message of `count` chunks holds it in fs)."""
+        if count == 1:
+            return self.lane_holds[lane]
+        occupancy = self.lane_occupancy_fs[lane]
+        return tuple((r, occupancy + count * (hold - occupancy)) for r, hold in self.lane_holds[lane])
+
     @property
     def representatives(self) -> tuple[int, ...]:
         """The first rank of each orbit."""

@@ -156,7 +156,7 @@ def _grown(fabric: _Fabric, candidates: list[Sequence[int]]) -> tuple[Group, lis
 def natural(topology: Topology) -> Iterator[tuple[int, ...]]:
     """Rank permutations worth trying: rotations of one digit of the rank in mixed radix, then its reversals.
 
-    That covers rotations of nodes and within all nodes at once, translations of grids, XOR shifts, every second rotation.
+    That covers rotations of nodes, and within all nodes at once, translations of grids and XOR shifts.
     """
     n = topology.ranks
     digits = [

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from taccl.synth.symmetric.hops import RepHop
+from taccl.synth.symmetric.hops import RepHop, hop
 from taccl.synth.symmetric.instance import Instance, Ints
 
 
@@ -50,7 +50,7 @@ def route(inst: Instance, pairs: Sequence[Pair]) -> list[RepHop] | None:
     hops: list[RepHop] = []
     for number in range(len(pairs)):
         for position, link in enumerate(paths[number]):
-            hops.append(RepHop(number, link, (len(hops) - 1,) if position else ()))
+            hops.append(hop(number, link, (len(hops) - 1,) if position else ()))
     return hops
 
 

@@ -132,12 +132,12 @@ def finish_collect(inst: Instance) -> Callable[[Sequence[RepHop]], tuple[Sequenc
 
 
 def finish_both(
-    inst: Instance, spreading: Sequence[RepHop]
+    inst: Instance, roots: Sequence[int], spreading: Sequence[RepHop]
 ) -> Callable[[Sequence[RepHop]], tuple[Sequence[RepHop], Timing]]:
     """Allreduce: trees grown on the turned machine collect, then `spreading` spreads the sums."""
 
     def finish(hops: Sequence[RepHop]) -> tuple[Sequence[RepHop], Timing]:
-        joined = collected_then_spread(inst, turned(hops), spreading)
+        joined = collected_then_spread(inst, roots, turned(hops), spreading)
         return joined, quickest(inst, joined)
 
     return finish

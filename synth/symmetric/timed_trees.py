@@ -13,7 +13,7 @@ from math import gcd
 from ortools.sat.python import cp_model
 
 from taccl.synth.models.solver import Strategy, solve
-from taccl.synth.symmetric.hops import RepHop
+from taccl.synth.symmetric.hops import RepHop, hop
 from taccl.synth.symmetric.instance import Instance
 
 # Times beyond this many units slow CP-SAT down; durations are then rounded up to a coarser unit.
@@ -121,7 +121,7 @@ class _Model:
 
     def add_hint(self, hops: Sequence[RepHop], start_fs: Sequence[int]) -> None:
         """Start from a known schedule."""
-        taken = {(hop.chunk, hop.link): start for hop, start in zip(hops, start_fs, strict=True)}
+        taken = {load: start for known, start in zip(hops, start_fs, strict=True) for load in known.loads}
         for key, x in self.use.items():
             self.model.add_hint(x, key in taken)
         for (chunk, link), start in taken.items():
@@ -143,7 +143,7 @@ class _Model:
         hops = []
         for index, (_, chunk, link) in enumerate(chosen):
             before = brought.get((chunk, int(self.inst.links.src[link])))
-            hops.append(RepHop(chunk, link, () if before is None else (before,)))
+            hops.append(hop(chunk, link, () if before is None else (before,)))
             brought[chunk, int(self.inst.links.dst[link])] = index
         return tuple(hops)
 
