@@ -37,19 +37,9 @@ MOST_CHOICES = 12_000
 class Effort:
     """How much is tried before the best is taken."""
 
-    grown_hops: int = 400_000  # hops of all seeds together, beyond one seed of each taste
+    work: int = 4_000_000  # looks at (chunk, link) pairs that all seeds together may take
+    most_seeds: int = 120
     deterministic_s: float = 3.0  # of CP-SAT
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """A schedule of representative chunks."""
-
-    hops: tuple[RepHop, ...]
-    timing: Timing
-    chunks: tuple[int, ...]  # per representative chunk its number in the collective
-    engine: str
-    proved: bool  # no schedule of this symmetry and these links is quicker
 
 
 def turned_instance(inst: Instance) -> Instance:
@@ -71,8 +61,10 @@ def solve_spread(
     them. Returns (hops, timing, engine, whether the model proved it); None when a rank cannot be reached."""
     best: tuple[Sequence[RepHop], Timing] | None = None
     trees: Sequence[RepHop] = ()
-    grown = 0
-    for taste in _tastes(seed):
+    seeds = min(
+        effort.most_seeds, max(len(TASTES) // 2, effort.work // max(1, len(roots) * len(inst.out_links)))
+    )
+    for taste in _tastes(seed)[:seeds]:
         if best is not None and (should_stop() or best[1].time_fs <= lower_fs):
             break
         hops = grow(inst, roots, taste)
@@ -81,9 +73,6 @@ def solve_spread(
         made = finish(hops)
         if best is None or made[1].time_fs < best[1].time_fs:
             best, trees = made, hops
-        grown += len(hops)
-        if taste not in TASTES and grown > effort.grown_hops:
-            break
     if best is None:
         return None
     usable = _near_links(inst, roots)

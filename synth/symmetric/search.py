@@ -1,0 +1,211 @@
+"""The search on quotients for one collective at one chunking: which engines, on which symmetry, how long.
+
+Single-chunk trees use the whole group. Batches also look at subgroups: a scheme in which GPU l of every node serves the
+node l further on is symmetric under rotations of nodes, but not under rotations within them.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+
+from taccl.profiles.link_table import LinkTable
+from taccl.profiles.topology import Topology
+from taccl.synth.symmetric.batch import Appetite, grow_batches
+from taccl.synth.symmetric.hops import ChunkOf, RepHop, collected_then_spread, quickest, turned
+from taccl.synth.symmetric.instance import Instance, instance
+from taccl.synth.symmetric.prices import Prices, prices
+from taccl.synth.symmetric.quotient import Quotient, quotient, trivial_quotient
+from taccl.synth.symmetric.route import Pair, pairs_of
+from taccl.synth.symmetric.solve import (
+    Effort,
+    finish_both,
+    finish_collect,
+    finish_spread,
+    solve_paths,
+    solve_spread,
+    turned_instance,
+)
+from taccl.synth.symmetric.timing import Timing
+
+SPREADING = ("allgather", "reducescatter", "allreduce")
+PAIRED = ("alltoall", "gather", "scatter", "sendrecv")
+COLLECTIVES = (*SPREADING, *PAIRED, "broadcast", "reduce")
+
+# Looks at (chunk, link) pairs that all batches together may take, and the fewest and most that are grown.
+BATCH_WORK = 3_000_000
+FEWEST_BATCHES, MOST_BATCHES = 4, 150
+# A chunk that takes this much longer than its message's fixed cost gains nothing from company.
+LONG_CHUNK = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What is to be scheduled: a collective at one chunking on a machine whose links are known as columns."""
+
+    topology: Topology
+    links: LinkTable
+    collective: str  # one of COLLECTIVES
+    partition: int
+    chunk_bytes: Fraction
+    root: int = 0
+    pairs: tuple[tuple[int, int], ...] = ()  # sendrecv
+    generators: tuple[tuple[int, ...], ...] | None = None  # a sketch's symmetry; None: find it
+    batching: bool = True  # messages may carry several chunks
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A schedule on a quotient."""
+
+    engine: str
+    inst: Instance
+    hops: tuple[RepHop, ...]
+    timing: Timing
+    names: tuple[tuple[int, ...], ...]  # per representative chunk the ranks that name it
+    chunk_of: ChunkOf
+
+
+def search(
+    task: Task, lower_fs: int, effort: Effort, seed: int, should_stop: Callable[[], bool]
+) -> Iterator[Found]:
+    """Schedules as they are found, each quicker than those before."""
+    priced = prices(task.topology, task.links, task.chunk_bytes)
+    best_fs: int | None = None
+    for found in _attempts(task, priced, lower_fs, effort, seed, should_stop):
+        if best_fs is None or found.timing.time_fs < best_fs:
+            best_fs = found.timing.time_fs
+            yield found
+        if best_fs <= lower_fs or should_stop():
+            return
+
+
+def _attempts(
+    task: Task, priced: Prices, lower_fs: int, effort: Effort, seed: int, should_stop: Callable[[], bool]
+) -> Iterator[Found]:
+    if task.collective in PAIRED:
+        yield from _paired(task, priced)
+        return
+    rooted = task.collective not in SPREADING
+    whole = trivial_quotient(task.topology, task.links)
+    if not rooted:
+        whole = quotient(task.topology, task.links, task.generators)
+    yield from _trees(
+        task, instance(task.topology, task.links, whole, priced), lower_fs, effort, seed, should_stop
+    )
+    if not task.batching or not _batches_pay(priced):
+        return
+    for smaller in _subgroups(task, whole):
+        inst = instance(task.topology, task.links, smaller, priced)
+        yield from _batched(task, inst, seed, should_stop)
+
+
+def _roots(task: Task, inst: Instance) -> tuple[list[int], tuple[tuple[int, ...], ...], ChunkOf]:
+    k = task.partition
+    if task.collective in SPREADING:
+        roots = [rank for rank in inst.representatives for _ in range(k)]
+        return roots, tuple((rank,) for rank in roots), lambda names, chunk: names[0] * k + chunk % k
+    roots = [task.root] * k
+    return roots, tuple((rank,) for rank in roots), lambda names, chunk: chunk
+
+
+def _trees(
+    task: Task, inst: Instance, lower_fs: int, effort: Effort, seed: int, should_stop: Callable[[], bool]
+) -> Iterator[Found]:
+    roots, names, chunk_of = _roots(task, inst)
+    if task.collective in ("allgather", "broadcast"):
+        solved = solve_spread(inst, roots, lower_fs, effort, seed, should_stop, finish_spread(inst))
+    else:
+        back = turned_instance(inst)
+        finish = finish_collect(inst)
+        if task.collective == "allreduce":
+            spread = solve_spread(inst, roots, 0, effort, seed, should_stop, finish_spread(inst))
+            if spread is None:
+                return
+            finish = finish_both(inst, roots, spread[0])
+        solved = solve_spread(back, roots, lower_fs, effort, seed, should_stop, finish)
+    if solved is not None:
+        hops, timing, engine, _ = solved
+        yield Found(engine, inst, tuple(hops), timing, names, chunk_of)
+
+
+def _batched(task: Task, inst: Instance, seed: int, should_stop: Callable[[], bool]) -> Iterator[Found]:
+    roots, names, chunk_of = _roots(task, inst)
+    kinds = {"allgather": "s", "broadcast": "s", "reducescatter": "c", "reduce": "c", "allreduce": "cs"}
+    kind = kinds[task.collective]
+    best: dict[str, tuple[int, list[RepHop]]] = {}
+    machines = {"s": inst, "c": turned_instance(inst)}
+    count = BATCH_WORK // max(1, len(roots) * len(inst.out_links))
+    for appetite in _appetites(min(MOST_BATCHES, max(FEWEST_BATCHES, count)), seed):
+        if should_stop():
+            break
+        for side in kind:
+            grown = grow_batches(machines[side], roots, appetite)
+            if grown is not None and (side not in best or grown[1] < best[side][0]):
+                best[side] = (grown[1], grown[0])
+    if any(side not in best for side in kind):
+        return
+    hops = best["s"][1] if "s" in kind else []
+    if "c" in kind:
+        collecting = turned(best["c"][1])
+        hops = collected_then_spread(inst, roots, collecting, hops) if "s" in kind else collecting
+    yield Found("batched", inst, tuple(hops), quickest(inst, hops), names, chunk_of)
+
+
+def _appetites(count: int, seed: int) -> Iterator[Appetite]:
+    draw = random.Random(seed)
+    yield Appetite()
+    yield Appetite(enter_once=True)
+    for number in range(2, count):
+        yield Appetite(
+            eagerness=draw.choice((0.5, 1.0, 1.0, 1.5, 2.0, 3.0)),
+            patience=(draw.choice((1, 1, 2, 3, 4, 6, 8, 12, 16)), draw.choice((1, 1, 1, 2, 3))),
+            enter_once=draw.random() < 0.6,
+            noise=draw.choice((0.0, 0.3, 1.0)),
+            seed=number,
+        )
+
+
+def _subgroups(task: Task, whole: Quotient) -> Iterator[Quotient]:
+    yield whole
+    generators = whole.group.generators
+    if len(generators) > 1:
+        for generator in generators:
+            yield quotient(task.topology, task.links, [generator])
+
+
+def _batches_pay(priced: Prices) -> bool:
+    """Whether for some link company saves more than rounding."""
+    transit = priced.chunk_fs
+    return bool(((priced.occupancy_fs > 0) & (transit < LONG_CHUNK * priced.occupancy_fs)).any())
+
+
+def _paired(task: Task, priced: Prices) -> Iterator[Found]:
+    n, k = task.topology.ranks, task.partition
+    if task.collective == "alltoall":
+        inst = instance(
+            task.topology, task.links, quotient(task.topology, task.links, task.generators), priced
+        )
+        pairs = pairs_of(inst)
+    else:
+        inst = instance(task.topology, task.links, trivial_quotient(task.topology, task.links), priced)
+        others = [rank for rank in range(n) if rank != task.root]
+        pairs = {
+            "gather": [Pair(rank, task.root) for rank in others],
+            "scatter": [Pair(task.root, rank) for rank in others],
+            "sendrecv": [Pair(src, dst) for src, dst in task.pairs if src != dst],
+        }[task.collective]
+    number = {pair: place for place, pair in enumerate(task.pairs)}
+    chunk_of: dict[str, ChunkOf] = {
+        "alltoall": lambda names, chunk: (names[0] * n + names[1]) * k + chunk % k,
+        "gather": lambda names, chunk: names[0] * k + chunk % k,
+        "scatter": lambda names, chunk: names[1] * k + chunk % k,
+        "sendrecv": lambda names, chunk: number[names[0], names[1]] * k + chunk % k,
+    }
+    repeated = [pair for pair in pairs for _ in range(k)]
+    solved = solve_paths(inst, repeated)
+    if solved is not None:
+        names = tuple((pair.src, pair.dst) for pair in repeated)
+        yield Found("load-first", inst, tuple(solved[0]), solved[1], names, chunk_of[task.collective])
