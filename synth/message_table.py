@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,12 +35,13 @@ def message_table(messages: Iterable[Message]) -> MessageTable:
     rows = list(messages)
     first = np.zeros(len(rows) + 1, np.int64)
     np.cumsum([len(m.chunks) for m in rows], out=first[1:])
+    numbers = ("link", "src", "dst", "start_fs", "end_fs")
     return MessageTable(
-        *(np.array([getattr(m, name) for m in rows], np.int64) for name in ("link", "src", "dst", "start_fs", "end_fs")),
+        *(np.array([getattr(m, name) for m in rows], np.int64) for name in numbers),
         np.array([m.op == "reduce" for m in rows], bool),
         first,
         np.array([c for m in rows for c in m.chunks], np.int64),
-    )  # fmt: skip
+    )
 
 
 def messages_of(table: MessageTable) -> tuple[Message, ...]:
@@ -60,4 +61,25 @@ def messages_of(table: MessageTable) -> tuple[Message, ...]:
         for i, (link, src, dst, start, end, reduces) in enumerate(
             zip(*(column.tolist() for column in columns), strict=True)
         )
+    )
+
+
+def joined(tables: Sequence[MessageTable]) -> MessageTable:
+    """The rows of all tables, in this order."""
+    if len(tables) == 1:
+        return tables[0]
+    if not tables:
+        return message_table(())
+    width = np.concatenate([np.diff(table.first) for table in tables])
+    first = np.zeros(len(width) + 1, np.int64)
+    np.cumsum(width, out=first[1:])
+
+    def column(name: str) -> Ints:
+        return np.concatenate([getattr(table, name) for table in tables])
+
+    return MessageTable(
+        *(column(name) for name in ("link", "src", "dst", "start_fs", "end_fs")),
+        np.concatenate([table.reduces for table in tables]),
+        first,
+        column("chunks"),
     )
