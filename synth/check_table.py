@@ -27,17 +27,17 @@ LATEST_FS = 1 << 60  # 19 minutes; sums of a few such numbers are still exact
 
 
 def check_table(
-    batches: Iterable[MessageTable],
     topology: Topology,
     links: LinkTable,
     places: Places,
     size_bytes: int,
+    batches: Iterable[MessageTable],
     time_fs: int,
 ) -> list[str]:
     """What is wrong with a schedule, one sentence a problem; empty if it is right.
 
-    batches: the messages; each holds all messages of the chunks that appear in it. links: the table of
-    `topology.links`, which themselves are not looked at. The verdict is that of `check_algorithm`, up to times of
+    links: the table of `topology.links`, which themselves are not looked at. batches: the messages; each holds all
+    messages of the chunks that appear in it. The verdict is that of `check_algorithm`, up to times of
     19 minutes, beyond which a schedule is refused. Messages are numbered in the order in which they come.
 
     O(m log m). Memory: 16 bytes a message, 0.5 GB for checking links and ports, and some 200 bytes for each chunk-hop
@@ -47,7 +47,7 @@ def check_table(
     Raises ValueError when a chunk appears in two batches, UsageError where a chunk takes more than an hour.
     """
     problems: list[str] = []
-    for problem in _problems(batches, topology, links, places, size_bytes, time_fs):
+    for problem in _problems(topology, links, places, size_bytes, batches, time_fs):
         problems.append(problem)
         if len(problems) == MAX_PROBLEMS:
             problems.append(f"stopped after {MAX_PROBLEMS} problems")
@@ -56,11 +56,11 @@ def check_table(
 
 
 def _problems(
-    batches: Iterable[MessageTable],
     topology: Topology,
     links: LinkTable,
     places: Places,
     size_bytes: int,
+    batches: Iterable[MessageTable],
     time_fs: int,
 ) -> Iterator[str]:
     if places.ranks != topology.ranks:
