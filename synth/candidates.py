@@ -47,16 +47,22 @@ class Candidate:
 
 
 def best_timing(
-    engine: str, topology: Topology, collective: Collective, costs: Costs, transfers: Sequence[Transfer]
+    engine: str,
+    topology: Topology,
+    collective: Collective,
+    costs: Costs,
+    transfers: Sequence[Transfer],
+    batching: bool = True,
 ) -> Candidate | None:
     """The quickest of the schedulers' results; None when the order of the list cannot be executed.
 
-    The non-delay schedule is preferred among equals: it is what a program's threadblocks do by themselves.
+    The non-delay schedule is preferred among equals: it is what a program's threadblocks do by themselves. Without
+    batching, chunks that are listed in messages of their own stay there.
     """
     explicit = any(t.after is not None for t in transfers)
     attempts = [(time_by_priority, transfers), (time_in_order, transfers)]
     try:
-        if not explicit and any(costs.occupancy_fs[t.link] for t in transfers):
+        if batching and not explicit and any(costs.occupancy_fs[t.link] for t in transfers):
             attempts.append((time_batched, transfers))
             for links in _dear_links(costs, transfers):
                 merged = coalesced(topology, collective, transfers, links)

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+from taccl.profiles.link_table import link_table
 from taccl.profiles.topology import Topology, reverse
 from taccl.sketches.restrictions import Permutation, Restrictions
 from taccl.synth.candidates import Candidate, best_timing, complete, obeys
@@ -17,13 +18,16 @@ from taccl.synth.check_algorithm import check_algorithm
 from taccl.synth.collective import Collective, refined
 from taccl.synth.engines.greedy import Taste, funnelled, greedy, tastes
 from taccl.synth.improve import improve
+from taccl.synth.message_table import messages_of
 from taccl.synth.models.messages import solve_messages
 from taccl.synth.models.orbits import close, free_group, identity
 from taccl.synth.models.packing import pack_trees, refine
 from taccl.synth.models.solver import Strategy
 from taccl.synth.models.trees import solve_trees
 from taccl.synth.problem import Layer, Problem, Symmetry, problem, with_symmetry
-from taccl.synth.schedule import Transfer
+from taccl.synth.schedule import Transfer, as_transfers
+from taccl.synth.symmetric.search import Task, search
+from taccl.synth.symmetric.solve import Effort
 
 Build = Callable[[int], Collective]  # partition -> collective
 
@@ -56,6 +60,7 @@ class Search:
     report: Callable[[str, int | None], None]  # (stage, best time in fs)
     should_stop: Callable[[], bool]
     fixed_partition: bool = False  # the author chose the chunking
+    batching: bool = True  # messages may carry several chunks
     began: float = field(default_factory=time.monotonic)
     best: Candidate | None = None
     best_of: dict[int, Candidate] = field(default_factory=dict)  # by partition
@@ -82,7 +87,15 @@ class Search:
         """Time transfers; remember them when they obey the sketch. Returns the candidate if acceptable."""
         if not complete(self.topology, p.collective, transfers):
             return None
-        candidate = best_timing(engine, self.topology, p.collective, p.costs, transfers)
+        if not self.batching and any(t.after is None and len(t.chunks) > 1 for t in transfers):
+            transfers = _one_chunk_each(transfers)
+        candidate = best_timing(engine, self.topology, p.collective, p.costs, transfers, self.batching)
+        return self.accept(p, candidate)
+
+    def accept(self, p: Problem, candidate: Candidate | None) -> Candidate | None:
+        """Remember a timed schedule when it obeys the sketch and is the best of its chunking."""
+        if candidate is not None and not self.batching and any(len(m.chunks) > 1 for m in candidate.messages):
+            return None
         if candidate is None or not obeys(self.restrictions, self.topology, p.collective, candidate.messages):
             return None
         known = self.best_of.get(p.collective.partition)
@@ -94,8 +107,25 @@ class Search:
         self.best_of[p.collective.partition] = candidate
         if self.best is None or candidate.time_fs < self.best.time_fs:
             self.best = candidate
-            self.report(f"{engine}, {p.collective.partition} per block", candidate.time_fs)
+            self.report(f"{candidate.engine}, {p.collective.partition} per block", candidate.time_fs)
         return candidate
+
+    def quotient(self, name: str, p: Problem, root: int, pairs: Sequence[tuple[int, int]]) -> None:
+        """Schedules of representatives under the machine's symmetry, expanded; `name` is one of COLLECTIVES."""
+        if self.should_stop():
+            return
+        partition = p.collective.partition
+        task = Task(
+            self.topology, link_table(self.topology), name, partition, p.costs.chunk_bytes, root, tuple(pairs),
+            self.generators if self.restrictions.symmetry is not None else None, self.batching,
+        )  # fmt: skip
+        effort = Effort(work=200_000, most_seeds=24, deterministic_s=0.0, batch_work=500_000, most_batches=60)
+        for found in search(task, self.lower_fs, effort, self.seed, self.finished):
+            messages = messages_of(found.messages(name, partition))
+            transfers = tuple(as_transfers(messages))
+            candidate = Candidate(found.engine, p.collective, transfers, messages, found.timing.time_fs)
+            self.accept(p, candidate)
+            self.offer(found.engine, p, transfers)
 
     def strategies(self, deterministic_s: float, relax_only: bool = False) -> list[Strategy]:
         """CP-SAT runs for a stage that may use so many deterministic seconds, the quickest first.

@@ -30,6 +30,7 @@ from taccl.synth.engines import BASELINES, Inapplicable
 from taccl.synth.engines.exchange import exchanging_allreduce
 from taccl.synth.engines.rooted import rooted_allreduce
 from taccl.synth.search import Search
+from taccl.synth.symmetric.search import COLLECTIVES
 
 ENGINES = ("auto", "cp-sat", "greedy", *BASELINES)
 # One deterministic second of CP-SAT takes several wall-clock seconds on two slow cores; staying below the
@@ -60,6 +61,7 @@ class Request:
     target_gap: float = 0.0
     seed: int = 0
     workers: int = 2
+    batching: bool = True  # messages may carry several chunks
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +115,7 @@ def synthesise(
         report=report,
         should_stop=should_stop or (lambda: False),
         fixed_partition=wanted is not None or request.custom is not None,
+        batching=request.batching,
     )
     ladder = [wanted] if wanted else _ladder(request, make)
     _seeds(search, request, ladder)
@@ -228,6 +231,8 @@ def _seeds(search: Search, request: Request, ladder: list[int]) -> None:
                 continue
             search.offer(name, p, transfers)
         if request.engine in ("auto", "cp-sat", "greedy"):
+            if request.collective in COLLECTIVES:
+                search.quotient(request.collective, p, request.root, _pairs(request))
             search.greedy(p, 8)
             if request.collective == "allreduce" and partition == ladder[0]:
                 for transfers in rooted_allreduce(
@@ -242,6 +247,13 @@ def _seeds(search: Search, request: Request, ladder: list[int]) -> None:
     for candidate in ranked[:3]:
         if not search.finished():
             search.pipeline(candidate, candidate.engine)
+
+
+def _pairs(request: Request) -> tuple[tuple[int, int], ...]:
+    n = request.topology.ranks
+    if request.pairs is not None:
+        return request.pairs
+    return tuple((rank, (rank + 1) % n) for rank in range(n))
 
 
 def _models(search: Search, request: Request, ladder: list[int]) -> None:
@@ -265,7 +277,7 @@ def _models(search: Search, request: Request, ladder: list[int]) -> None:
             partial(search.trees, partition, 0.2 * budget, symmetric=False),
         ]
         batched = [
-            partial(search.messages, partition, 0.15 * budget),
+            *([partial(search.messages, partition, 0.15 * budget)] if request.batching else []),
             partial(search.improve, partition, round(request.time_limit_s * HOPS_PER_WALL)),
         ]
         for stage in (*batched, *timed) if short else (*timed, *batched):

@@ -11,10 +11,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 
+import numpy as np
+
 from taccl.profiles.link_table import LinkTable
 from taccl.profiles.topology import Topology
+from taccl.synth.message_table import MessageTable
 from taccl.synth.symmetric.batch import Appetite, grow_batches
-from taccl.synth.symmetric.hops import ChunkOf, RepHop, collected_then_spread, quickest, turned
+from taccl.synth.symmetric.expand import expanded, link_lookup, sorted_by_start
+from taccl.synth.symmetric.hops import ChunkOf, RepHop, collected_then_spread, quickest, table, turned
 from taccl.synth.symmetric.instance import Instance, instance
 from taccl.synth.symmetric.prices import Prices, prices
 from taccl.synth.symmetric.quotient import Quotient, quotient, trivial_quotient
@@ -34,9 +38,8 @@ SPREADING = ("allgather", "reducescatter", "allreduce")
 PAIRED = ("alltoall", "gather", "scatter", "sendrecv")
 COLLECTIVES = (*SPREADING, *PAIRED, "broadcast", "reduce")
 
-# Looks at (chunk, link) pairs that all batches together may take, and the fewest and most that are grown.
-BATCH_WORK = 3_000_000
-FEWEST_BATCHES, MOST_BATCHES = 4, 150
+# Batched growths that are tried in any case.
+FEWEST_BATCHES = 4
 # A chunk that takes this much longer than its message's fixed cost gains nothing from company.
 LONG_CHUNK = 20
 
@@ -67,6 +70,20 @@ class Found:
     names: tuple[tuple[int, ...], ...]  # per representative chunk the ranks that name it
     chunk_of: ChunkOf
 
+    def base(self) -> MessageTable:
+        """The messages of representative chunks."""
+        return table(self.inst, self.hops, self.timing, self.names, self.chunk_of)
+
+    def messages(self, collective: str, partition: int) -> MessageTable:
+        """All messages, by (start, link, chunks)."""
+        inst = self.inst
+        elements = np.arange(inst.quotient.group.order, dtype=np.int64)
+        lookup = link_lookup(inst.links, inst.ranks)
+        everything = expanded(
+            self.base(), inst.quotient.group, elements, collective, inst.ranks, partition, lookup
+        )
+        return sorted_by_start(everything)
+
 
 def search(
     task: Task, lower_fs: int, effort: Effort, seed: int, should_stop: Callable[[], bool]
@@ -95,11 +112,11 @@ def _attempts(
     yield from _trees(
         task, instance(task.topology, task.links, whole, priced), lower_fs, effort, seed, should_stop
     )
-    if not task.batching or not _batches_pay(priced):
+    if not task.batching or not effort.most_batches or not _batches_pay(priced):
         return
     for smaller in _subgroups(task, whole):
         inst = instance(task.topology, task.links, smaller, priced)
-        yield from _batched(task, inst, seed, should_stop)
+        yield from _batched(task, inst, effort, seed, should_stop)
 
 
 def _roots(task: Task, inst: Instance) -> tuple[list[int], tuple[tuple[int, ...], ...], ChunkOf]:
@@ -131,14 +148,16 @@ def _trees(
         yield Found(engine, inst, tuple(hops), timing, names, chunk_of)
 
 
-def _batched(task: Task, inst: Instance, seed: int, should_stop: Callable[[], bool]) -> Iterator[Found]:
+def _batched(
+    task: Task, inst: Instance, effort: Effort, seed: int, should_stop: Callable[[], bool]
+) -> Iterator[Found]:
     roots, names, chunk_of = _roots(task, inst)
     kinds = {"allgather": "s", "broadcast": "s", "reducescatter": "c", "reduce": "c", "allreduce": "cs"}
     kind = kinds[task.collective]
     best: dict[str, tuple[int, list[RepHop]]] = {}
     machines = {"s": inst, "c": turned_instance(inst)}
-    count = BATCH_WORK // max(1, len(roots) * len(inst.out_links))
-    for appetite in _appetites(min(MOST_BATCHES, max(FEWEST_BATCHES, count)), seed):
+    count = effort.batch_work // max(1, len(roots) * len(inst.out_links))
+    for appetite in _appetites(min(effort.most_batches, max(FEWEST_BATCHES, count)), seed):
         if should_stop():
             break
         for side in kind:

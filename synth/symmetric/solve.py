@@ -40,6 +40,8 @@ class Effort:
     work: int = 4_000_000  # looks at (chunk, link) pairs that all seeds together may take
     most_seeds: int = 120
     deterministic_s: float = 3.0  # of CP-SAT
+    batch_work: int = 3_000_000  # looks at (chunk, link) pairs that all batched growths together may take
+    most_batches: int = 150
 
 
 def turned_instance(inst: Instance) -> Instance:
