@@ -20,6 +20,7 @@ Ints = NDArray[np.int64]
 
 # Intervals that are sorted at once; 100 bytes each.
 MOST_AT_ONCE = 1 << 22
+MOST_NARROW = 16  # passes over all messages that are cheaper than renumbering times
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,32 +50,46 @@ def overlaps(sent: Sent, topology: Topology, links: LinkTable, prices: Prices) -
     for port in crossed:
         if len(prices.port_hold_fs):
             lanes.append((np.where(port >= 0, number_of_links + port, -1), prices.port_hold_fs[port]))
+    load = np.zeros(number_of_links + len(topology.ports) + 1, np.int64)  # the last entry takes the -1
     per_link = np.bincount(sent.link, minlength=number_of_links)
-    resources = number_of_links + len(topology.ports)
-    load = np.zeros(resources + 1, np.int64)  # the last entry takes the -1
     for resource, _ in lanes:
         np.add.at(load, resource, per_link)
-    load = load[:-1]
-    for first, last in _blocks(load):
-        found = list(_collect(sent, lanes, prices.occupancy_fs, first, last, number_of_links))
+    used = np.flatnonzero(load[:-1])
+    load[-1] = 0
+    dense = np.where(load > 0, np.cumsum(load > 0) - 1, -1)  # resources in use are renumbered
+    lanes = [(dense[resource], hold) for resource, hold in lanes]
+    longest = max(int(hold.max(initial=0)) for _, hold in lanes) * int(sent.count.max(initial=0))
+    latest = int(sent.start_fs.max(initial=0)) + int(prices.occupancy_fs.max(initial=0)) + longest
+    for first, last in _blocks(load[used], latest):
+        found = list(_collect(sent, lanes, prices.occupancy_fs, first, last))
         resource, start, end = (np.concatenate([part[i] for part in found]) for i in range(3))
-        for guilty in _twice_held(resource - first, start, end).tolist():
-            yield from _explain(sent, topology, links, lanes, prices.occupancy_fs, guilty + first)
+        for guilty in (_twice_held(resource - first, start, end) + first).tolist():
+            resource_id = int(used[guilty])
+            name = f"link {resource_id}"
+            if resource_id >= number_of_links:
+                name = f"port {topology.ports[resource_id - number_of_links].name}"
+            yield from _explain(sent, links, lanes, prices.occupancy_fs, guilty, name)
 
 
-def _blocks(load: Ints) -> Iterator[tuple[int, int]]:
-    """Ranges of resources with some MOST_AT_ONCE intervals each, or one resource of more."""
+def _blocks(load: Ints, latest_fs: int) -> Iterator[tuple[int, int]]:
+    """Ranges of resources with some MOST_AT_ONCE intervals each, or one resource of more.
+
+    If that does not make too many, they are narrow enough for a resource and a time to fit into 63 bits.
+    """
+    width = 1 << max(0, 63 - latest_fs.bit_length())
+    if len(load) > MOST_NARROW * width:
+        width = len(load)
     total = np.cumsum(load)
     first = done = 0
-    while first < len(load) and done < total[-1]:
-        last = max(first + 1, int(np.searchsorted(total, done + MOST_AT_ONCE, "right")))
-        if total[last - 1] > done:
-            yield first, last
+    while first < len(load):
+        last = int(np.searchsorted(total, done + MOST_AT_ONCE, "right"))
+        last = max(first + 1, min(last, first + width))
+        yield first, last
         first, done = last, int(total[last - 1])
 
 
 def _collect(
-    sent: Sent, lanes: list[tuple[Ints, Ints]], occupancy_fs: Ints, first: int, last: int, links: int
+    sent: Sent, lanes: list[tuple[Ints, Ints]], occupancy_fs: Ints, first: int, last: int
 ) -> Iterator[tuple[Ints, Ints, Ints]]:
     """(resource, start, end) of what holds the resources first..last-1."""
     for resource, hold in lanes:
@@ -106,12 +121,7 @@ def _twice_held(resource: Ints, start: Ints, end: Ints) -> Ints:
 
 
 def _explain(
-    sent: Sent,
-    topology: Topology,
-    links: LinkTable,
-    lanes: list[tuple[Ints, Ints]],
-    occupancy_fs: Ints,
-    resource: int,
+    sent: Sent, links: LinkTable, lanes: list[tuple[Ints, Ints]], occupancy_fs: Ints, resource: int, name: str
 ) -> Iterator[str]:
     intervals = []
     for held, hold in lanes:
@@ -120,9 +130,6 @@ def _explain(
             until = start + int(occupancy_fs[link]) + int(sent.count[number]) * int(hold[link])
             intervals.append((start, until, number))
     intervals.sort()
-    name = f"link {resource}"
-    if resource >= len(links):
-        name = f"port {topology.ports[resource - len(links)].name}"
     latest, owner = -1, -1
     for start, until, number in intervals:
         if start < latest:

@@ -44,7 +44,7 @@ def check_table(
     of the largest batch; reductions that take time make one batch of all. Reductions that are no trees (recursive
     doubling, one-shot) take 4 us a chunk-hop instead of 0.4 us.
 
-    Raises ValueError when a chunk appears in two batches, UsageError where a chunk takes more than an hour.
+    Raises ValueError when a chunk appears in two batches, UsageError where a chunk takes more than 4 s.
     """
     problems: list[str] = []
     for problem in _problems(topology, links, places, size_bytes, batches, time_fs):

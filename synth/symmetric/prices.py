@@ -15,7 +15,7 @@ from taccl.synth.cost import ceil_fs
 
 Ints = NDArray[np.int64]
 
-# Sums of many durations must stay below 2^63 fs (9 200 s); a single one this long is no collective.
+# 4.5 s. Sums of many durations must stay below 2^63 fs (9 200 s); no collective has a single one this long.
 LONGEST_FS = 1 << 52
 
 
@@ -33,7 +33,7 @@ class Prices:
 
 
 def prices(topology: Topology, links: LinkTable, chunk_bytes: Fraction) -> Prices:
-    """Price every link. Raises UsageError where a chunk takes more than an hour (no int64 sum would be safe)."""
+    """Price every link. Raises UsageError where a chunk takes more than 4 s (no int64 sum would be safe)."""
     per_byte = chunk_bytes / 10**6
     port_hold = np.array(
         [_checked(ceil_fs(port.beta_us_per_mb * per_byte)) for port in topology.ports], np.int64
@@ -62,5 +62,5 @@ def prices(topology: Topology, links: LinkTable, chunk_bytes: Fraction) -> Price
 
 def _checked(fs: int) -> int:
     if fs > LONGEST_FS:
-        raise UsageError("a chunk of this size takes more than an hour on a link; cut it finer (--partition)")
+        raise UsageError("a chunk of this size takes more than 4 s on a link; cut it finer (--partition)")
     return fs
