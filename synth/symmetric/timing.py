@@ -33,7 +33,8 @@ class Timing:
 def list_schedule(hops: Sequence[Hop], priority: Sequence[int]) -> Timing:
     """Whenever a hop can start, the ready one of smallest (priority, index) does; O(m log m) for m hops.
 
-    Reductions of a rank run one after another in order of arrival; of equal arrivals, of (start, index).
+    Reductions of a rank run one after another in order of arrival. What arrives there at one instant counts as reduced
+    when all of it is: in which order that happens is decided by the numbers of links, which symmetry does not keep.
     """
     waiting = [len(hop.needs) for hop in hops]
     followers: list[list[int]] = [[] for _ in hops]
@@ -69,24 +70,30 @@ def list_schedule(hops: Sequence[Hop], priority: Sequence[int]) -> Timing:
             break
         now = events[0][0]
         freed: list[int] = []
+        together: dict[int, list[int]] = {}  # engine -> what arrives there now
         while events and events[0][0] == now:
             _, kind, _, subject = heapq.heappop(events)
             if kind == 2:
                 freed.append(subject)
                 continue
             if kind == 0:
-                hop = hops[subject]
-                usable = now
-                if hop.engine >= 0:
-                    usable = max(engine.get(hop.engine, 0), now) + hop.reduce_fs
-                    engine[hop.engine] = usable
-                last = max(last, usable)
-                heapq.heappush(events, (usable, 1, 0, subject))
+                at = hops[subject].engine
+                if at >= 0:
+                    together.setdefault(at, []).append(subject)
+                else:
+                    last = max(last, now)
+                    heapq.heappush(events, (now, 1, 0, subject))
                 continue
             for follower in followers[subject]:
                 waiting[follower] -= 1
                 if not waiting[follower]:
                     heapq.heappush(ready, (priority[follower], follower))
+        for at, arrived in together.items():
+            usable = max(engine.get(at, 0), now) + sum(hops[i].reduce_fs for i in arrived)
+            engine[at] = usable
+            last = max(last, usable)
+            for index in arrived:
+                heapq.heappush(events, (usable, 1, 0, index))
         _offer(freed, queued, ready, hops, free, now)
     if -1 in starts:
         raise ValueError("hops wait for one another in a circle")
