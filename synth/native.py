@@ -12,94 +12,98 @@
     ]}
 
 One line a message; a run of chunks first..last is written [first, last]. The text is canonical: equal algorithms
-give equal bytes. docs/file-formats.md describes every field.
+give equal bytes. docs/file-formats.md describes every field. Symmetric algorithms have a form of their own
+(native_symmetric).
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator
 
 from taccl.profiles.topology import Topology
-from taccl.synth.algorithm import Algorithm, Certificate, Message
+from taccl.synth.algorithm import Algorithm, Message
 from taccl.synth.json_reader import Place, parse
 from taccl.synth.native_collective import collective_value, read_collective_value
+from taccl.synth.native_head import (
+    HEAD,
+    MAX_BYTES,
+    MAX_FS,
+    head_lines,
+    plain_json,
+    read_certificate,
+    read_provenance,
+    separated,
+)
+from taccl.synth.native_symmetric import SCHEMA as SYMMETRIC_SCHEMA
+from taccl.synth.native_symmetric import read_symmetric, write_symmetric
 from taccl.synth.native_topology import read_topology_value, topology_lines
+from taccl.synth.places import Places
+from taccl.synth.symmetric.algorithm import SymmetricAlgorithm
 
 SCHEMA = "taccl/algorithm/v1"
 COLUMNS = ("link", "src", "dst", "start_fs", "end_fs", "op", "chunks")
 OPS = ("copy", "reduce")
-STATUSES = ("optimal", "feasible")
 MAX_TEXT = 256 << 20  # characters
 MAX_HOPS = 1 << 25  # chunks in all messages together
-MAX_BYTES = 2**60
-MAX_FS = 10**27  # 10^12 s
+MAX_EXPANDED = 1 << 22  # of a symmetric algorithm when it is read message by message
 
 
-def write_native(algorithm: Algorithm, topology: Topology) -> str:
-    """The canonical text of an algorithm on its topology; `read_native` gives back equal values.
+def write_native(algorithm: Algorithm | SymmetricAlgorithm, topology: Topology) -> str:
+    """The canonical text of an algorithm on its topology; `read_schedule` gives back equal values.
 
     Raises ValueError when provenance is not plain JSON or the two do not belong together.
     """
+    if isinstance(algorithm, SymmetricAlgorithm):
+        return write_symmetric(algorithm, topology)
     if topology.ranks != algorithm.collective.ranks:
         raise ValueError("the algorithm and the topology have different numbers of ranks")
-    certificate = algorithm.certificate
-    head = [
-        ("schema", SCHEMA),
-        ("name", algorithm.name),
-        ("engine", algorithm.engine),
-        ("size_bytes", algorithm.size_bytes),
-        ("time_fs", algorithm.time_fs),
-        (
-            "certificate",
-            {
-                "lower_bound_us": certificate.lower_bound_us,
-                "bound_by": certificate.bound_by,
-                "solver_bound_us": certificate.solver_bound_us,
-                "status": certificate.status,
-                "proved_by": certificate.proved_by,
-            },
-        ),
-        ("topology_name", algorithm.topology_name),
-        ("collective", collective_value(algorithm.collective)),
-    ]
-    lines = ["{"]
-    lines += [f"{_json(key)}: {_json(value)}," for key, value in head]
-    lines.append(f'"provenance": {json.dumps(algorithm.provenance, sort_keys=True, allow_nan=False)},')
+    lines = ["{", *head_lines(SCHEMA, algorithm, collective_value(algorithm.collective))]
     lines += ['"topology": {', *topology_lines(topology), "},"]
-    lines.append(f'"columns": {_json(COLUMNS)},')
+    lines.append(f'"columns": {plain_json(COLUMNS)},')
     rows = [
         f'[{m.link},{m.src},{m.dst},{m.start_fs},{m.end_fs},"{m.op}",{_runs(m.chunks)}]'
         for m in sorted(algorithm.messages, key=_order)
     ]
-    lines += ['"messages": [', *_separated(rows), "]}"]
+    lines += ['"messages": [', *separated(rows), "]}"]
     return "\n".join(lines) + "\n"
 
 
 def read_native(text: str, file: str = "<input>") -> tuple[Algorithm, Topology]:
-    """The algorithm in a native file and the topology that its times are for.
+    """The algorithm in a native file, message by message, and the topology that its times are for.
+
+    A symmetric one is expanded, up to MAX_EXPANDED chunks in all messages. Raises InvalidInput as `read_schedule`.
+    """
+    algorithm, topology = read_schedule(text, file)
+    if isinstance(algorithm, Algorithm):
+        return algorithm, topology
+    hops = len(algorithm.messages.chunks) * algorithm.group.order
+    places = Places(algorithm.collective, algorithm.ranks, algorithm.partition).chunks * algorithm.ranks
+    if max(hops, places) > MAX_EXPANDED:
+        Place(file, "", None).fail(
+            f"the schedule has {hops} chunk transfers, too many to be looked at one by one (most: {MAX_EXPANDED})"
+        )
+    return algorithm.to_algorithm(topology), topology
+
+
+def read_schedule(text: str, file: str = "<input>") -> tuple[Algorithm | SymmetricAlgorithm, Topology]:
+    """The algorithm in a native file as it is written there, and the topology that its times are for.
 
     Types, ranges and references are checked, sizes before anything of their size is made; whether the schedule
-    is right is for `check_algorithm` to say. Raises InvalidInput, with line and column for broken JSON and the
-    path of the value otherwise; codes N001..N199.
+    is right is for `check_algorithm` or `check_table` to say. Raises InvalidInput, with line and column for broken
+    JSON and the path of the value otherwise; codes N001..N199.
     """
     if len(text) > MAX_TEXT:
         Place(file, "", None).fail(f"the file is longer than {MAX_TEXT} characters")
     root = parse(text, file)
-    root.at("schema").text((SCHEMA,))
-    root.only(
-        "schema", "name", "engine", "size_bytes", "time_fs", "certificate", "provenance", "topology_name",
-        "collective", "topology", "columns", "messages",
-    )  # fmt: skip
+    if root.at("schema").text((SCHEMA, SYMMETRIC_SCHEMA)) == SYMMETRIC_SCHEMA:
+        return read_symmetric(root)
+    root.only(*HEAD, "topology", "columns", "messages")
     topology = read_topology_value(root.at("topology"))
     collective = read_collective_value(root.at("collective"), topology.ranks)
     columns = root.at("columns")
     if columns.value != list(COLUMNS):
         columns.fail(f"the columns of this schema are {', '.join(COLUMNS)}")
     messages = sorted(_messages(root.at("messages"), topology, len(collective.chunks)), key=_order)
-    provenance = root.at("provenance")
-    provenance.mapping()
     algorithm = Algorithm(
         name=root.at("name").text(),
         collective=collective,
@@ -107,23 +111,15 @@ def read_native(text: str, file: str = "<input>") -> tuple[Algorithm, Topology]:
         size_bytes=root.at("size_bytes").integer(1, MAX_BYTES),
         messages=tuple(messages),
         time_fs=root.at("time_fs").integer(0, MAX_FS),
-        certificate=_certificate(root.at("certificate")),
+        certificate=read_certificate(root.at("certificate")),
         engine=root.at("engine").text(),
-        provenance=provenance.plain(),
+        provenance=read_provenance(root.at("provenance")),
     )
     return algorithm, topology
 
 
 def _order(message: Message) -> tuple[int, int, tuple[int, ...]]:
     return (message.start_fs, message.link, message.chunks)
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, allow_nan=False)
-
-
-def _separated(rows: Sequence[str]) -> Iterator[str]:
-    return (row + "," * (i + 1 < len(rows)) for i, row in enumerate(rows))
 
 
 def _runs(chunks: Iterable[int]) -> str:
@@ -138,20 +134,6 @@ def _runs(chunks: Iterable[int]) -> str:
     for first, last in runs:
         parts += [f"[{first},{last}]"] if last - first > 1 else [str(c) for c in range(first, last + 1)]
     return f"[{','.join(parts)}]"
-
-
-def _certificate(place: Place) -> Certificate:
-    place.only("lower_bound_us", "bound_by", "solver_bound_us", "status", "proved_by")
-    bounds = []
-    for key in ("lower_bound_us", "solver_bound_us"):
-        bound = place.at(key).number()
-        if bound < 0:
-            place.at(key).fail("a bound must not be below 0")
-        bounds.append(bound)
-    return Certificate(
-        bounds[0], place.at("bound_by").text(), bounds[1], place.at("status").text(STATUSES),
-        place.at("proved_by").text(),
-    )  # fmt: skip
 
 
 def _messages(place: Place, topology: Topology, chunks: int) -> Iterator[Message]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from taccl.profiles.profile_writer import number_text
 from taccl.profiles.topology import Link, Measurement, Nic, Port, Switch, Topology
-from taccl.synth.json_reader import Place
+from taccl.synth.json_reader import MAX_INTEGER_DIGITS, Place
 
 MAX_RANKS = 1 << 16
 MAX_LINKS = 1 << 23
@@ -97,7 +97,8 @@ def read_topology_value(place: Place) -> Topology:
 
 def _number(value: Fraction) -> str:
     text = number_text(value)
-    return json.dumps(text) if "/" in text else text
+    # The reader takes whole numbers of so many digits from strings only.
+    return json.dumps(text) if "/" in text or len(text) > MAX_INTEGER_DIGITS else text
 
 
 def _array(name: str, rows: list[str], end: str) -> Iterator[str]:

@@ -107,7 +107,7 @@ def batches(
     single batch.
     """
     step = max(1, most // max(1, len(base.chunks)))
-    if step < group.order and not _chunks_are_representatives(base, group, collective, ranks, partition):
+    if step < group.order and not chunks_are_representatives(base, group, collective, ranks, partition):
         step = group.order
     for start in range(0, group.order, step):
         elements = np.arange(start, min(start + step, group.order), dtype=np.int64)
@@ -147,10 +147,10 @@ def _chunk_images(chunks: Ints, moved: Ints, collective: str, ranks: int, partit
     return image * partition + part
 
 
-def _chunks_are_representatives(
+def chunks_are_representatives(
     base: MessageTable, group: Group, collective: str, ranks: int, partition: int
 ) -> bool:
-    """Whether no two chunks of the base are images of one another."""
+    """Whether no two chunks of the base are images of one another, so that elements can be taken a few at a time."""
     names = SYMMETRIC.get(collective, 0)
     chunks = np.unique(base.chunks)
     if not names:
