@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from fractions import Fraction
+from math import gcd
 from typing import Any
 
 from taccl.profiles.profile_writer import number_text
@@ -97,8 +98,16 @@ def read_topology_value(place: Place) -> Topology:
 
 def _number(value: Fraction) -> str:
     text = number_text(value)
-    # The reader takes whole numbers of so many digits from strings only.
-    return json.dumps(text) if "/" in text or len(text) > MAX_INTEGER_DIGITS else text
+    if len(text) <= MAX_INTEGER_DIGITS:
+        return json.dumps(text) if "/" in text else text
+    # Many digits are refused when they are read again: 1e300, 25e-90/7.
+    below, exponent = value.denominator, 0
+    while (shared := gcd(below, 10)) > 1:
+        below, exponent = below // shared, exponent - 1
+    above = value.numerator * 10**-exponent * below // value.denominator
+    while above % 10 == 0:
+        above, exponent = above // 10, exponent + 1
+    return json.dumps(f"{above}e{exponent}" + (f"/{below}" if below > 1 else ""))
 
 
 def _array(name: str, rows: list[str], end: str) -> Iterator[str]:
