@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from taccl.profiles.draft import Draft, LinkClass, rank_set
+import numpy as np
+
+from taccl.profiles.draft import Draft, rank_set
 from taccl.profiles.forms import Values, did_you_mean
-from taccl.profiles.topology import Link
+from taccl.profiles.link_columns import LinkClass, LinkColumns, by_first_use
+from taccl.profiles.link_table import Ints
 from taccl.profiles.yaml_reader import shorten
 
 _MAX_WORK = 100_000_000  # changes times links: each change looks at every link
@@ -65,30 +68,39 @@ def _change_links(draft: Draft, change: Values) -> None:
         settable = "`class`, `alpha`, `beta` or `occupancy`"
         change.node.error("P107", f"a change of links removes them (`remove: true`) or sets their {settable}")
         return
-    sources, targets = frozenset(froms), frozenset(tos)
-    both = change.get("both_ways", False)
-    kept: list[Link] = []
-    matched = 0
-    for link in draft.links:
-        hit = (link.src in sources and link.dst in targets) or (
-            both and link.dst in sources and link.src in targets
-        )
-        matched += hit
-        if not hit:
-            kept.append(link)
-        elif not remove:
-            changed = _changed(link, change, link_class)
-            if changed is None:
-                return
-            kept.append(changed)
-    if not matched and not draft.incomplete:
-        change.node.error("P107", "there is no link between these ranks")
-    draft.links = kept
+    links = draft.links
+    source, target = np.zeros((2, limit), np.bool_)
+    source[list(froms)] = target[list(tos)] = True
+    src, dst = links.src[: len(links)], links.dst[: len(links)]
+    hit = source[src] & target[dst]
+    if change.get("both_ways", False):
+        hit |= source[dst] & target[src]
+    which = np.flatnonzero(hit)
+    if not len(which):
+        if not draft.incomplete:
+            change.node.error("P107", "there is no link between these ranks")
+    elif remove:
+        links.remove(which)
+    elif (new := _new_classes(links, which, change, link_class)) is not None:
+        links.reclass(which, new.__getitem__)
 
 
-def _changed(link: Link, change: Values, link_class: LinkClass | None) -> Link | None:
-    if link_class is not None:
-        link = link_class.link(link.src, link.dst, link.ports)
+def _new_classes(
+    links: LinkColumns, which: Ints, change: Values, link_class: LinkClass | None
+) -> dict[LinkClass, LinkClass] | None:
+    """What each class among the links becomes; None after an error was noted."""
+    known = list(links.class_ids)
+    new: dict[LinkClass, LinkClass] = {}
+    for number in by_first_use(links.link_class[which], len(known)).tolist():
+        changed = _changed(known[number], change, link_class)
+        if changed is None:
+            return None
+        new[known[number]] = changed
+    return new
+
+
+def _changed(old: LinkClass, change: Values, link_class: LinkClass | None) -> LinkClass | None:
+    link = link_class if link_class is not None else old
     alpha = change.get("alpha", link.alpha_us)
     whole = link.occupancy_us == link.alpha_us  # occupancy was all of alpha, and stays so
     occupancy = change.get("occupancy", alpha if whole else min(link.occupancy_us, alpha))

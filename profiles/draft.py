@@ -7,24 +7,9 @@ from fractions import Fraction
 from typing import Any
 
 from taccl.profiles.forms import Values, did_you_mean
-from taccl.profiles.topology import Link, Measurement, Nic, Port, Switch
+from taccl.profiles.link_columns import LinkClass, LinkColumns
+from taccl.profiles.topology import Measurement, Nic, Port, Switch
 from taccl.profiles.yaml_reader import Node, shorten
-
-
-@dataclass(frozen=True, slots=True)
-class LinkClass:
-    """A link class, ready to make links of."""
-
-    alpha_us: Fraction
-    beta_us_per_mb: Fraction
-    occupancy_us: Fraction
-    kind: str
-    measured: Measurement | None
-
-    def link(self, src: int, dst: int, ports: tuple[int, ...]) -> Link:
-        return Link(
-            src, dst, self.alpha_us, self.beta_us_per_mb, self.occupancy_us, ports, self.kind, self.measured
-        )
 
 
 @dataclass(slots=True)
@@ -33,7 +18,7 @@ class Draft:
 
     values: Values
     nodes: list[tuple[int, ...]] = field(default_factory=list)
-    links: list[Link] = field(default_factory=list)
+    links: LinkColumns = field(default_factory=LinkColumns)
     ports: list[Port] = field(default_factory=list)
     port_ids: dict[str, int] = field(default_factory=dict)
     switches: list[Switch] = field(default_factory=list)

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import TypeVar
 
-from taccl.profiles.draft import Draft, LinkClass, rank_set
+import numpy as np
+from numpy.typing import NDArray
+
+from taccl.profiles.draft import Draft, rank_set
 from taccl.profiles.forms import Values
+from taccl.profiles.link_columns import LinkClass, crossing
 from taccl.profiles.link_groups import link_groups, port_ids_of
 from taccl.profiles.schema import MAX_LINKS, MAX_PORTS, MAX_RANKS
 from taccl.profiles.topology import Nic
 from taccl.profiles.yaml_reader import Node
+
+_NO_PORTS: NDArray[np.int64] = np.empty(0, np.int64)
 
 
 def build_homogeneous(draft: Draft, values: Values, nodes: int | None) -> None:
@@ -55,6 +60,7 @@ def build_homogeneous(draft: Draft, values: Values, nodes: int | None) -> None:
         values.node.error("P106", f"the cluster has {sizes}")
         draft.incomplete = True
         return
+    draft.links.reserve(links, 2 if switches or nics else 0)
     for n in range(count):
         base = n * per_node
         prefix = f"node{n}."
@@ -62,7 +68,8 @@ def build_homogeneous(draft: Draft, values: Values, nodes: int | None) -> None:
             draft.add_port_entry(prefix + name, port)
         for group in inner:
             ids = port_ids_of(draft, group, prefix)
-            draft.links.extend(group.link_class.link(base + s, base + d, ids) for s, d in group.pairs)
+            src, dst = base + group.pairs.T
+            draft.links.add(group.link_class, src, dst, ids)
         for switch in switches:
             _add_switch(draft, switch, prefix, base)
         for nic in nics:
@@ -102,20 +109,17 @@ def _node_switch(draft: Draft, values: Values, per_node: int) -> _NodeSwitch | N
 
 
 def _add_switch(draft: Draft, switch: _NodeSwitch, prefix: str, base: int) -> None:
-    ports = {
-        (rank, way): draft.add_port(
-            f"{prefix}{switch.name}.rank{base + rank}.{way}", switch.port_beta, "switch", switch.at
-        )
-        for rank in switch.ranks
-        for way in ("out", "in")
-    }
-    draft.add_switch(prefix + switch.name, tuple(base + rank for rank in switch.ranks), switch.at)
-    draft.links.extend(
-        switch.link_class.link(base + src, base + dst, (ports[src, "out"], ports[dst, "in"]))
-        for src in switch.ranks
-        for dst in switch.ranks
-        if src != dst
-    )
+    ranks = base + np.array(switch.ranks, np.int64)
+    names = [f"{prefix}{switch.name}.rank{rank}" for rank in ranks.tolist()]
+    ports = [
+        [draft.add_port(f"{name}.{way}", switch.port_beta, "switch", switch.at) for way in ("out", "in")]
+        for name in names
+    ]
+    draft.add_switch(prefix + switch.name, tuple(ranks.tolist()), switch.at)
+    out, into = np.array(ports, np.int64).T
+    for place, src in enumerate(ranks):
+        others = ranks != src
+        draft.links.add(switch.link_class, src, ranks[others], crossing(out[place], into[others]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +151,12 @@ def _add_nic(draft: Draft, nic: _NodeNic, node: int, base: int) -> None:
 @dataclass(frozen=True, slots=True)
 class _Network:
     link_class: LinkClass
-    pairs: tuple[tuple[int, int], ...]  # ranks within their nodes
-    links: int  # how many links these pairs are, from one node to another
+    joined: NDArray[np.int64]  # [links, 4]: ranks within their nodes, NICs of these nodes (-1: none)
+
+    @property
+    def links(self) -> int:
+        """From one node to another."""
+        return len(self.joined)
 
 
 def _network(draft: Draft, values: Values, per_node: int, nics: Sequence[_NodeNic]) -> _Network | None:
@@ -160,12 +168,19 @@ def _network(draft: Draft, values: Values, per_node: int, nics: Sequence[_NodeNi
     if link_class is None:
         draft.incomplete = True
         return None
-    near = Counter(rank for nic in nics for rank in nic.ranks)
+    near: dict[int, list[int]] = {}
+    for number, nic in enumerate(nics):
+        for rank in nic.ranks:
+            near.setdefault(rank, []).append(number)
     ends = sorted(near) if "nics" in values["node"].nodes else list(range(per_node))
     rails = network.get("pairs", "all") == "rails"
-    pairs = [(src, dst) for src in ends for dst in ([src] if rails else ends)]
-    links = sum(min(near[src], near[dst]) for src, dst in pairs) if near else len(pairs)
-    return _Network(link_class, tuple(pairs), links)
+    joined = [
+        (src, dst, out, into)
+        for src in ends
+        for dst in ([src] if rails else ends)
+        for out, into in (zip(near[src], near[dst], strict=False) if near else [(-1, -1)])
+    ]
+    return _Network(link_class, np.array(joined, np.int64).reshape(-1, 4))
 
 
 def _connect(draft: Draft, network: _Network, per_node: int) -> None:
@@ -173,17 +188,14 @@ def _connect(draft: Draft, network: _Network, per_node: int) -> None:
 
     A rank near several NICs is linked once through each: its first to the receiver's first, and so on.
     """
-    near: dict[int, list[Nic]] = {}
-    for nic in draft.nics:
-        for rank in nic.ranks:
-            near.setdefault(rank, []).append(nic)
-    for a in range(len(draft.nodes)):
-        for b in range(len(draft.nodes)):
-            if a == b:
-                continue
-            for s, d in network.pairs:
-                src, dst = a * per_node + s, b * per_node + d
-                if not draft.nics:
-                    draft.links.append(network.link_class.link(src, dst, ()))
-                for out, into in zip(near.get(src, ()), near.get(dst, ()), strict=False):
-                    draft.links.append(network.link_class.link(src, dst, (out.out_port, into.in_port)))
+    nodes = len(draft.nodes)
+    ports = np.array([(nic.out_port, nic.in_port) for nic in draft.nics], np.int64)
+    ports = ports.reshape(nodes, -1, 2)  # [node, NIC, way]
+    src, dst, out, into = network.joined.T
+    for a in range(nodes):
+        others = np.delete(np.arange(nodes), a)
+        targets = (others[:, None] * per_node + dst).ravel()
+        crossed = _NO_PORTS
+        if draft.nics:
+            crossed = crossing(ports[a, out, 0], ports[others[:, None], into, 1]).reshape(-1, 2)
+        draft.links.add(network.link_class, a * per_node + np.tile(src, len(others)), targets, crossed)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from taccl.profiles.draft import Draft, LinkClass, rank_set
+import numpy as np
+
+from taccl.profiles.draft import Draft, rank_set
 from taccl.profiles.forms import Values
+from taccl.profiles.link_columns import LinkClass
+from taccl.profiles.link_table import Ints
 from taccl.profiles.schema import MAX_LINKS
 from taccl.profiles.yaml_reader import Node
 
@@ -16,7 +20,7 @@ class LinkGroup:
     """Links of one class that cross the same ports, in the order written."""
 
     link_class: LinkClass
-    pairs: Sequence[tuple[int, int]]
+    pairs: Ints  # [links, 2]: source, destination
     values: Values
 
 
@@ -26,7 +30,7 @@ def link_groups(draft: Draft, values: Values, limit: int, whole: str) -> Iterato
         link_class = draft.link_class(entry)
         pairs = _row_pair(entry, limit, whole) if "src" in entry.nodes else _group_pairs(entry, limit, whole)
         if link_class is not None and pairs is not None and not entry.broken:
-            yield LinkGroup(link_class, pairs, entry)
+            yield LinkGroup(link_class, np.array(pairs, np.int64).reshape(-1, 2), entry)
         else:
             draft.incomplete = True
 

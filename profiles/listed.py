@@ -58,9 +58,10 @@ def build_listed(draft: Draft, values: Values) -> None:
     if total > MAX_LINKS:
         values.at("links").error("P106", f"{total} links are more than the {MAX_LINKS} that are read")
         return
+    draft.links.reserve(total, 0)
     for group in groups:
-        ids = port_ids_of(draft, group, "")
-        draft.links.extend(group.link_class.link(src, dst, ids) for src, dst in group.pairs)
+        src, dst = group.pairs.T
+        draft.links.add(group.link_class, src, dst, port_ids_of(draft, group, ""))
 
 
 def _listed_switches(draft: Draft, values: Values, limit: int) -> None:

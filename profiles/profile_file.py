@@ -54,7 +54,7 @@ def read_topology(
     topology = Topology(
         name=name if name is not None else values["name"],
         nodes=tuple(draft.nodes),
-        links=tuple(draft.links),
+        links=draft.links.sequence(),
         ports=tuple(draft.ports),
         switches=tuple(draft.switches),
         nics=tuple(draft.nics),

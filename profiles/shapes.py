@@ -6,8 +6,11 @@ from collections.abc import Sequence
 from fractions import Fraction
 from itertools import product
 
-from taccl.profiles.draft import Draft, LinkClass
+import numpy as np
+
+from taccl.profiles.draft import Draft
 from taccl.profiles.forms import Values
+from taccl.profiles.link_columns import LinkClass, crossing
 from taccl.profiles.schema import MAX_LINKS, MAX_RANKS
 from taccl.profiles.topology import Nic
 
@@ -51,7 +54,7 @@ def build_shape(draft: Draft, values: Values, size: Sequence[int] | None) -> Non
     cube = kind == "hypercube"
     pairs = hypercube_pairs(extents[0]) if cube else grid_pairs(extents, wrap=kind != "mesh")
     draft.nodes = [tuple(range(ranks))]
-    draft.links.extend(link_class.link(src, dst, ()) for src, dst in pairs)
+    draft.links.add(link_class, *np.array(pairs, np.int64).reshape(-1, 2).T)
 
 
 def _build_fat_tree(
@@ -78,23 +81,25 @@ def _build_fat_tree(
         )
         for rank in range(ranks)
     ]
+    uplinks = []
     for leaf, members in enumerate(draft.nodes):
         draft.add_switch(f"leaf{leaf}", members, at)
         uplink = beta * ratio / per_leaf
-        out, into = (draft.add_port(f"leaf{leaf}.{way}", uplink, "switch", at) for way in ("up", "down"))
+        ways = [draft.add_port(f"leaf{leaf}.{way}", uplink, "switch", at) for way in ("up", "down")]
+        uplinks.append(ways)
         if leaves > 1:
-            draft.add_nic(Nic(f"leaf{leaf}", leaf, members, out, into), at)
+            draft.add_nic(Nic(f"leaf{leaf}", leaf, members, *ways), at)
+    draft.links.reserve(ranks * (ranks - 1), 4 if leaves > 1 else 2)
+    out, into = np.array(ends, np.int64).T
+    up, down = np.repeat(np.array(uplinks, np.int64), per_leaf, axis=0).T  # of each rank's leaf
+    every = np.arange(ranks)
     for src in range(ranks):
-        for dst in range(ranks):
-            a, b = src // per_leaf, dst // per_leaf
-            ports = (ends[src][0], ends[dst][1])
-            if src == dst:
-                continue
-            if a == b:
-                draft.links.append(link_class.link(src, dst, ports))
-            else:
-                up, down = draft.port_ids[f"leaf{a}.up"], draft.port_ids[f"leaf{b}.down"]
-                draft.links.append(across.link(src, dst, (ports[0], up, down, ports[1])))
+        first = src // per_leaf * per_leaf
+        before, near, after = np.split(every, (first, first + per_leaf))
+        near = near[near != src]
+        draft.links.add(across, src, before, crossing(out[src], up[src], down[before], into[before]))
+        draft.links.add(link_class, src, near, crossing(out[src], into[near]))
+        draft.links.add(across, src, after, crossing(out[src], up[src], down[after], into[after]))
 
 
 def grid_pairs(size: Sequence[int], wrap: bool) -> list[tuple[int, int]]:

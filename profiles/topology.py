@@ -6,8 +6,14 @@ Numbers are exact rationals in the units of the field: alpha and occupancy in us
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from fractions import Fraction
+
+from taccl.profiles.link import Link, Measurement, fault_of
+from taccl.profiles.link_table import LinkTable
+
+__all__ = ["Link", "Measurement", "Nic", "Port", "Switch", "Topology", "reverse"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,34 +27,6 @@ class Port:
     name: str  # unique in the topology, e.g. "node0.nic0.out"
     beta_us_per_mb: Fraction  # > 0
     kind: str = "port"  # "switch" | "nic" | "pcie" | "port"
-
-
-@dataclass(frozen=True, slots=True)
-class Measurement:
-    """How a link's alpha and beta were obtained; never a date, so that files stay comparable."""
-
-    samples: int
-    residual: float  # relative residual of the fit, 0.03 = 3 %
-    alpha_ci_us: float = 0.0  # half width of the 95 % interval
-    beta_ci_us_per_mb: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Link:
-    """A directed link. A message of b bytes arrives `alpha + beta * b` after it starts.
-
-    beta is the slowest of the link's own and that of every port in `ports`. The message holds the
-    link for `occupancy + own beta * b` and each port for `occupancy + port beta * b`, all from its start.
-    """
-
-    src: int
-    dst: int
-    alpha_us: Fraction  # >= 0
-    beta_us_per_mb: Fraction  # > 0
-    occupancy_us: Fraction  # 0 <= occupancy <= alpha
-    ports: tuple[int, ...] = ()  # indices into Topology.ports
-    kind: str = "link"  # link class, e.g. "nvlink", "ib"
-    measured: Measurement | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +54,7 @@ class Topology:
 
     name: str
     nodes: tuple[tuple[int, ...], ...]  # ranks of each node; together 0..n-1, each once
-    links: tuple[Link, ...]
+    links: Sequence[Link]  # a tuple, or a LinkTable where they are very many
     ports: tuple[Port, ...] = ()
     switches: tuple[Switch, ...] = ()
     nics: tuple[Nic, ...] = ()
@@ -110,35 +88,24 @@ class Topology:
         for port in self.ports:
             if port.beta_us_per_mb <= 0:
                 raise ValueError(f"port {port.name}: beta must be above 0")
-        for index, link in enumerate(self.links):
-            where = f"link {index} ({link.src}->{link.dst})"
-            if not (0 <= link.src < len(members) and 0 <= link.dst < len(members)):
-                raise ValueError(f"{where}: a rank does not exist (ranks are 0..{len(members) - 1})")
-            if link.src == link.dst:
-                raise ValueError(f"{where}: a link must join two different ranks")
-            if link.beta_us_per_mb <= 0 or link.alpha_us < 0:
-                raise ValueError(f"{where}: beta must be above 0 and alpha not below 0")
-            if not 0 <= link.occupancy_us <= link.alpha_us:
-                raise ValueError(f"{where}: occupancy must lie between 0 and alpha")
-            if any(not 0 <= port < len(self.ports) for port in link.ports):
-                raise ValueError(f"{where}: a port does not exist")
-            if len(set(link.ports)) != len(link.ports):
-                raise ValueError(f"{where}: a port stands twice")
+        if isinstance(self.links, LinkTable):
+            self.links.check(len(members), len(self.ports))
+        else:
+            for index, link in enumerate(self.links):
+                if (fault := fault_of(link, len(members), len(self.ports))) is not None:
+                    raise ValueError(f"link {index} ({link.src}->{link.dst}): {fault}")
         for nic in self.nics:
-            if not (
-                0 <= nic.node < len(self.nodes) and {nic.out_port, nic.in_port} <= set(range(len(names)))
-            ):
+            ends = (nic.out_port, nic.in_port)
+            if not (0 <= nic.node < len(self.nodes) and all(0 <= port < len(names) for port in ends)):
                 raise ValueError(f"NIC {nic.name}: its node or a port does not exist")
 
 
 def reverse(topology: Topology) -> Topology:
     """The same cluster with every link turned round (ports keep their index, in and out swap roles)."""
-    links = tuple(
-        Link(x.dst, x.src, x.alpha_us, x.beta_us_per_mb, x.occupancy_us, x.ports, x.kind, x.measured)
-        for x in topology.links
-    )
-    nics = tuple(Nic(n.name, n.node, n.ranks, n.in_port, n.out_port) for n in topology.nics)
-    return Topology(
-        topology.name, topology.nodes, links, topology.ports, topology.switches, nics,
-        topology.reduce_alpha_us, topology.reduce_beta_us_per_mb, topology.source,
-    )  # fmt: skip
+    links: Sequence[Link]
+    if isinstance(topology.links, LinkTable):
+        links = topology.links.turned()
+    else:
+        links = tuple(replace(link, src=link.dst, dst=link.src) for link in topology.links)
+    nics = tuple(replace(nic, out_port=nic.in_port, in_port=nic.out_port) for nic in topology.nics)
+    return replace(topology, links=links, nics=nics)
