@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -262,7 +263,7 @@ def test_damaged_values_are_read_or_refused(seed: int) -> None:
             if rng.random() < 0.2:
                 del place[key]
             else:
-                place[key] = rng.choice(VALUES)
+                place[key] = deepcopy(rng.choice(VALUES))
             break
     read_and_judge(json.dumps(document))
 
