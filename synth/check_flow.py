@@ -180,10 +180,12 @@ def _delivered(arrival: _Moments, places: Places, chunks: Ints, origin: Ints) ->
     n = places.ranks
     destination = places.destination(chunks)
     if destination is not None:
-        return (destination == origin) | arrival.has(chunks * n + destination)
+        there: Flags = (destination == origin) | arrival.has(chunks * n + destination)
+        return there
     chunk = np.searchsorted(chunks, arrival.keys // n)
     elsewhere = arrival.keys % n != origin[chunk]
-    return np.bincount(chunk[elsewhere], minlength=len(chunks)) == n - 1
+    everywhere: Flags = np.bincount(chunk[elsewhere], minlength=len(chunks)) == n - 1
+    return everywhere
 
 
 def _wanted_by(places: Places, chunk: int) -> list[int]:

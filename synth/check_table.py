@@ -16,7 +16,7 @@ from taccl.profiles.link_table import LinkTable
 from taccl.profiles.topology import Topology
 from taccl.synth.check_flow import Hops, flow_problems
 from taccl.synth.check_holds import Sent, overlaps
-from taccl.synth.message_table import MessageTable, joined
+from taccl.synth.message_table import MessageTable, joined, message_table
 from taccl.synth.places import Places
 from taccl.synth.symmetric.prices import Prices, prices
 
@@ -99,9 +99,8 @@ def _problems(
         return
     unsent = np.flatnonzero(~seen)
     if len(unsent):
-        nothing = np.zeros(0, np.int64)
-        no_hops = Hops(*[nothing] * 5, np.zeros(0, bool), nothing, nothing)
-        yield from flow_problems(no_hops, places, unsent)
+        empty = message_table(())
+        yield from flow_problems(_hops(empty, empty.link, empty.link, 0), places, unsent)
     if sent:
         whole = Sent(
             np.concatenate([part.link for part in sent]),
@@ -199,7 +198,7 @@ def _reduction_ends(table: MessageTable, count: Ints, price: Prices) -> Ints:
 
     Of equal arrivals the one that started first goes first, then that of the smaller link.
     """
-    ready = table.end_fs.copy()
+    ready: Ints = table.end_fs.copy()
     rows = np.flatnonzero(table.reduces)
     order = np.lexsort((rows, table.link[rows], table.start_fs[rows], table.end_fs[rows], table.dst[rows]))
     rows = rows[order]
@@ -219,10 +218,8 @@ def _longest_engine_fs(table: MessageTable, count: Ints, price: Prices) -> int:
     dst = table.dst[table.reduces]
     messages = np.bincount(dst).tolist()
     hops = np.bincount(dst, count[table.reduces]).tolist()  # far below 2^53
-    return max(
-        (
-            m * price.reduce_alpha_fs + int(h) * price.reduce_chunk_fs
-            for m, h in zip(messages, hops, strict=True)
-        ),
-        default=0,
-    )
+    times = [
+        m * price.reduce_alpha_fs + int(h) * price.reduce_chunk_fs
+        for m, h in zip(messages, hops, strict=True)
+    ]
+    return max(times, default=0)

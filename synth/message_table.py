@@ -35,9 +35,12 @@ def message_table(messages: Iterable[Message]) -> MessageTable:
     rows = list(messages)
     first = np.zeros(len(rows) + 1, np.int64)
     np.cumsum([len(m.chunks) for m in rows], out=first[1:])
-    numbers = ("link", "src", "dst", "start_fs", "end_fs")
     return MessageTable(
-        *(np.array([getattr(m, name) for m in rows], np.int64) for name in numbers),
+        np.array([m.link for m in rows], np.int64),
+        np.array([m.src for m in rows], np.int64),
+        np.array([m.dst for m in rows], np.int64),
+        np.array([m.start_fs for m in rows], np.int64),
+        np.array([m.end_fs for m in rows], np.int64),
         np.array([m.op == "reduce" for m in rows], bool),
         first,
         np.array([c for m in rows for c in m.chunks], np.int64),
@@ -78,7 +81,11 @@ def joined(tables: Sequence[MessageTable]) -> MessageTable:
         return np.concatenate([getattr(table, name) for table in tables])
 
     return MessageTable(
-        *(column(name) for name in ("link", "src", "dst", "start_fs", "end_fs")),
+        column("link"),
+        column("src"),
+        column("dst"),
+        column("start_fs"),
+        column("end_fs"),
         np.concatenate([table.reduces for table in tables]),
         first,
         column("chunks"),

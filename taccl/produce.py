@@ -10,16 +10,20 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from taccl.errors import CheckFailed, UsageError
+from taccl.errors import CheckFailed, Infeasible, UsageError
 
 if TYPE_CHECKING:
     from taccl.profiles.topology import Topology
     from taccl.sketches.restrictions import Restrictions
     from taccl.synth.algorithm import Algorithm
     from taccl.synth.program import Program
+    from taccl.synth.symmetric.algorithm import SymmetricAlgorithm
     from taccl.synth.synthesise import Progress, Request
 
 SUFFIXES = (".xml", ".json")
+# Beyond so many ranks no program is made: one send peer and one receive peer to a threadblock, a GPU has no room for
+# the threadblocks of a schedule with hundreds of peers, and MSCCL's loaders were written for far fewer.
+LOWERED_RANKS = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +46,7 @@ class Order:
     target_gap: float | None = None
     seed: int = 0
     workers: int = 2
+    batching: bool = True  # messages may carry several chunks
     size_range: tuple[int, int] | None = (
         None  # bytes for which a loader may choose the program; None: lowering's
     )
@@ -51,19 +56,32 @@ class Order:
 class Product:
     """A synthesised algorithm and the program that was proven to do it."""
 
-    algorithm: Algorithm
+    algorithm: Algorithm | SymmetricAlgorithm
     topology: Topology
-    program: Program
+    program: Program | None  # None beyond MSCCL's limits
     solve_s: float
-    simulated_fs: int  # the program on the topology, by discrete events
+    simulated_fs: int  # the program on the topology, by discrete events; without one, the schedule's time
     warnings: tuple[str, ...]  # of the sketch and of verification
+    no_program: str = ""  # why there is none
+
+    def explicit(self) -> Algorithm:
+        """The algorithm with every message an object; for up to a few hundred ranks."""
+        from taccl.synth.symmetric.algorithm import SymmetricAlgorithm
+
+        made = self.algorithm
+        return made.to_algorithm(self.topology) if isinstance(made, SymmetricAlgorithm) else made
 
     def text(self, suffix: str) -> str:
-        """The file: ".json" is the native algorithm, ".xml" the program as MSCCL XML."""
+        """The file: ".json" is the native algorithm, ".xml" the program as MSCCL XML.
+
+        Raises Infeasible when the schedule has no program within MSCCL's limits.
+        """
         if suffix == ".json":
             from taccl.synth.native import write_native
 
             return write_native(self.algorithm, self.topology)
+        if self.program is None:
+            raise Infeasible(f"{self.no_program}; the schedule itself can be written: -o FILE.json")
         from taccl.synth.msccl_xml import write_xml
 
         return write_xml(self.program)
@@ -92,6 +110,7 @@ def produce(
     import time
 
     from taccl.profiles.load import load_topology
+    from taccl.synth.at_scale import at_scale
     from taccl.synth.collective import refined
     from taccl.synth.lower import claim, lower_exact
     from taccl.synth.synthesise import synthesise
@@ -99,6 +118,8 @@ def produce(
 
     topology = load_topology(order.topology)
     request, warnings = _request(order, topology)
+    if at_scale(request):
+        return _produce_at_scale(order, request, warnings, on_progress, should_stop)
     began = time.monotonic()
     algorithm = synthesise(request, on_progress, should_stop)
     solve_s = time.monotonic() - began
@@ -116,6 +137,53 @@ def produce(
         slower = lowered.notes if lowered.slower_fs else ()
         algorithm = claim(lowered.schedule, algorithm.certificate)
     return Product(algorithm, topology, program, solve_s, lowered.simulated_time_fs, (*warnings, *slower))
+
+
+def _produce_at_scale(
+    order: Order,
+    request: Request,
+    warnings: tuple[str, ...],
+    on_progress: Callable[[Progress], None] | None,
+    should_stop: Callable[[], bool] | None,
+) -> Product:
+    """Schedules of many ranks are checked as such; a program is made where MSCCL has room for it."""
+    import time
+
+    from taccl.synth.at_scale import synthesise_at_scale
+    from taccl.synth.lower import claim, lower_exact
+    from taccl.synth.verify import is_correct, verify
+
+    topology = request.topology
+    began = time.monotonic()
+    made = synthesise_at_scale(request, on_progress, should_stop)
+    solve_s = time.monotonic() - began
+    if topology.ranks > LOWERED_RANKS or order.instances > 1:
+        reason = f"programs are made for up to {LOWERED_RANKS} ranks, without --instances beyond 32"
+        return Product(made, topology, None, solve_s, made.time_fs, warnings, reason)
+    algorithm = made.to_algorithm(topology)
+    try:
+        lowered = lower_exact(algorithm, topology, protocol=order.protocol)
+    except CheckFailed as limit:
+        return Product(made, topology, None, solve_s, made.time_fs, warnings, str(limit))
+    findings = verify(lowered.program, collective=algorithm.collective, strict=True)
+    if not is_correct(findings):
+        errors = "\n".join(f"{f.code}: {f.message}" for f in findings if f.severity == "error")
+        return Product(
+            made,
+            topology,
+            None,
+            solve_s,
+            made.time_fs,
+            warnings,
+            f"no program within MSCCL's limits: {errors}",
+        )
+    if lowered.schedule is not algorithm:
+        slower = lowered.notes if lowered.slower_fs else ()
+        schedule = claim(lowered.schedule, algorithm.certificate)
+        return Product(
+            schedule, topology, lowered.program, solve_s, lowered.simulated_time_fs, (*warnings, *slower)
+        )
+    return Product(made, topology, lowered.program, solve_s, lowered.simulated_time_fs, warnings)
 
 
 def _request(order: Order, topology: Topology) -> tuple[Request, tuple[str, ...]]:
@@ -153,6 +221,7 @@ def _request(order: Order, topology: Topology) -> tuple[Request, tuple[str, ...]
         target_gap=gap,
         seed=order.seed,
         workers=order.workers,
+        batching=order.batching,
     ), warnings
 
 
@@ -175,13 +244,15 @@ def document(product: Product, path: str | None) -> dict[str, Any]:
 
     algorithm, certificate = product.algorithm, product.algorithm.certificate
     time_us = us(algorithm.time_fs)
+    name, ranks, partition, messages = _shape(algorithm)
+    blocks = 0 if product.program is None else sum(len(gpu.threadblocks) for gpu in product.program.gpus)
     return {
         "schema": "taccl/synth/v1",
-        "collective": algorithm.collective.name,
+        "collective": name,
         "size_bytes": algorithm.size_bytes,
-        "ranks": algorithm.collective.ranks,
+        "ranks": ranks,
         "topology": algorithm.topology_name,
-        "partition": algorithm.collective.partition,
+        "partition": partition,
         "time_us": time_us,
         "simulated_us": us(product.simulated_fs),
         "lower_bound_us": certificate.lower_bound_us,
@@ -193,9 +264,20 @@ def document(product: Product, path: str | None) -> dict[str, Any]:
         "engine": algorithm.engine,
         "solve_s": round(product.solve_s, 3),
         "verified": True,
-        "messages": len(algorithm.messages),
-        "threadblocks": sum(len(gpu.threadblocks) for gpu in product.program.gpus),
+        "messages": messages,
+        "threadblocks": blocks,
+        "no_program": product.no_program,
         "path": path,
         "warnings": list(product.warnings),
         "provenance": dict(algorithm.provenance),
     }
+
+
+def _shape(algorithm: Algorithm | SymmetricAlgorithm) -> tuple[str, int, int, int]:
+    """(collective, ranks, partition, messages)."""
+    from taccl.synth.algorithm import Algorithm
+
+    if isinstance(algorithm, Algorithm):
+        collective = algorithm.collective
+        return collective.name, collective.ranks, collective.partition, len(algorithm.messages)
+    return algorithm.collective, algorithm.ranks, algorithm.partition, algorithm.message_count

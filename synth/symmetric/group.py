@@ -7,7 +7,7 @@ element that takes the orbit's first rank to it. Moving a rank is adding element
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -125,9 +125,10 @@ def _first_ranks(generators: tuple[tuple[int, ...], ...], ranks: int) -> Ints:
     return np.flatnonzero(smallest_in_orbit(generators, ranks) == np.arange(ranks)).astype(np.int64)
 
 
-def smallest_in_orbit(generators: Sequence[Sequence[int]], count: int) -> Ints:
+def smallest_in_orbit(generators: Iterable[Sequence[int] | Ints], count: int) -> Ints:
     """Per thing the smallest that the generators (permutations of 0..count-1) take it to."""
     label = np.arange(count, dtype=np.int64)
+    generators = list(generators)
     changed = True
     while changed:
         before = label.copy()

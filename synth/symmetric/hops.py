@@ -135,9 +135,9 @@ def table(
     for hop, start in zip(hops, timing.start_fs, strict=True):
         here = group.element[inst.links.src[hop.link]]
         chunks = []
-        for chunk, link in hop.loads:
+        for chunk, own in hop.loads:
             # The element that takes this load's link to the one that stands for the orbit.
-            moved = group.subtract(here, group.element[inst.links.src[link]])
+            moved = group.subtract(here, group.element[inst.links.src[own]])
             names = tuple(int(group.image(moved, rank)) for rank in roots[chunk])
             chunks.append(chunk_of(names, chunk))
         chunks.sort()

@@ -124,7 +124,8 @@ def _report(products: dict[str, Product], measured: dict[str, list[dict[str, Any
 
     entries = []
     for name, product in products.items():
-        algorithm = product.algorithm
+        algorithm = product.explicit()
+        assert product.program is not None  # its file was written
         simulation = simulate(
             product.program, product.topology, algorithm.size_bytes, collective=algorithm.collective
         )

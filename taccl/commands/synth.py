@@ -52,6 +52,9 @@ PROTOCOLS = ("Simple", "LL", "LL128")
     "--protocol", type=click.Choice(PROTOCOLS), default="Simple", show_default=True, help="Of the program."
 )
 @click.option(
+    "--batching/--no-batching", default=True, show_default=True, help="Messages may carry several chunks."
+)
+@click.option(
     "--time-limit", type=Quantity("s", 0.1, 1e6), metavar="S", help="Seconds. [the sketch's, or 60]"
 )
 @click.option(
@@ -102,6 +105,7 @@ def command(ctx: click.Context, /, **options: Any) -> None:
         target_gap=options["target_gap"],
         seed=options["seed"],
         workers=options["workers"],
+        batching=options["batching"],
     )
     _check_together(options)
     with _Interruption() as interruption:
@@ -228,6 +232,9 @@ def _table(found: dict[str, Any]) -> str:
         ("engine", f"{found['engine']}, {found['solve_s']:.1f} s"),
         ("program", f"{found['messages']} messages, {found['threadblocks']} threadblocks, verified"),
     ]
+    if found["no_program"]:
+        reason = found["no_program"].splitlines()[0]
+        rows[-1] = ("schedule", f"{found['messages']} messages, checked; no program: {reason}")
     if found["path"] is not None:
         rows.append(("written", found["path"]))
     return "\n".join(f"{name:<12} {value}" for name, value in rows)

@@ -1,0 +1,170 @@
+"""Synthesis beyond a few dozen ranks: on the quotient by the machine's symmetry, from seeds to a proven schedule.
+
+The same request as `synthesise` takes, answered without ever naming every message: what is kept grows with the messages
+of representative chunks. docs/synthesis.md, "At scale", tells the story.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from fractions import Fraction
+from importlib.metadata import version
+
+from taccl import __version__
+from taccl.errors import CheckFailed, Infeasible, Interrupted, UsageError
+from taccl.profiles.link_table import link_table
+from taccl.synth.algorithm import Certificate
+from taccl.synth.bounds.bound import Bound
+from taccl.synth.bounds.scale import scale_bound
+from taccl.synth.check_table import check_table
+from taccl.synth.cost import us
+from taccl.synth.places import NAMED, Places
+from taccl.synth.symmetric.algorithm import SymmetricAlgorithm
+from taccl.synth.symmetric.search import COLLECTIVES as QUOTIENT_COLLECTIVES
+from taccl.synth.symmetric.search import Found, Task, search
+from taccl.synth.symmetric.solve import Effort
+from taccl.synth.synthesise import SAME, Progress, Request
+
+# The collectives for which there are symmetric schedules and a judge of millions of messages.
+COLLECTIVES = tuple(name for name in NAMED if name in QUOTIENT_COLLECTIVES)
+# Up to so many ranks every message is an object, and all engines and models of `synthesise` take part.
+EXPLICIT_RANKS = 32
+# A chunk shorter than this in bytes is not cut further.
+LEAST_CHUNK_BYTES = 4096
+PARTITIONS = (1, 2, 4, 8, 16)
+ENGINES = ("auto", "cp-sat", "greedy")
+# A finer cut must pay.
+WORTHWHILE = 0.995
+
+
+def at_scale(request: Request) -> bool:
+    """Whether a request is for `synthesise_at_scale`: many ranks, no rules on links, and a collective it knows."""
+    return (
+        request.topology.ranks > EXPLICIT_RANKS
+        and request.collective in COLLECTIVES
+        and request.engine in ENGINES
+        and not request.restrictions.rules
+    )
+
+
+def synthesise_at_scale(
+    request: Request,
+    on_progress: Callable[[Progress], None] | None = None,
+    should_stop: Callable[[], bool] | None = None,
+) -> SymmetricAlgorithm:
+    """The best schedule found for a request, checked message by message, with its certificate.
+
+    Raises UsageError for a size that is none, Infeasible when a rank cannot be reached, Interrupted.
+    """
+    _check(request)
+    topology = request.topology
+    links = link_table(topology)
+    began = time.monotonic()
+    stop = should_stop or (lambda: False)
+    wanted = request.partition or request.restrictions.partition
+    free = _bound(request, 1, "fluid")
+    best: tuple[int, Found] | None = None
+
+    def out_of_time() -> bool:
+        return stop() or time.monotonic() - began > request.time_limit_s
+
+    for partition in (wanted,) if wanted else PARTITIONS:
+        chunk_bytes = Fraction(
+            request.size_bytes, _size_chunks(request.collective, topology.ranks, partition)
+        )
+        if partition > 1 and not wanted and chunk_bytes < LEAST_CHUNK_BYTES:
+            break
+        target_fs = free.time_fs + int(request.target_gap * free.time_fs)
+        floor_fs = max(target_fs, _bound(request, partition, _grain(request)).time_fs if wanted else 0)
+        task = Task(
+            topology, links, request.collective, partition, chunk_bytes, request.root,
+            (), request.restrictions.symmetry, request.batching,
+        )  # fmt: skip
+        before = best[1].timing.time_fs if best else None
+        for found in search(task, floor_fs, _effort(request), request.seed, out_of_time):
+            if best is None or found.timing.time_fs < best[1].timing.time_fs:
+                best = (partition, found)
+                if on_progress:
+                    elapsed = time.monotonic() - began
+                    stage = f"{found.engine}, {partition} per block"
+                    on_progress(Progress(elapsed, stage, us(found.timing.time_fs), us(free.time_fs)))
+        if best is None or best[1].timing.time_fs <= target_fs or out_of_time():
+            break
+        if before is not None and best[1].timing.time_fs > WORTHWHILE * before:
+            break
+    if best is None:
+        if stop():
+            raise Interrupted("stopped before a first algorithm was found")
+        raise Infeasible(
+            f"{topology.name}: some rank cannot be reached from another, so no {request.collective} exists"
+        )
+    made = _made(request, *best, free)
+    wrong = check_table(
+        topology, links, Places(made.collective, made.ranks, made.partition, made.root),
+        made.size_bytes, made.batches(links), made.time_fs,
+    )  # fmt: skip
+    if wrong:
+        raise CheckFailed(f"the schedule found by {made.engine} is wrong, a fault of taccl: {wrong[0]}")
+    return made
+
+
+def _check(request: Request) -> None:
+    if request.size_bytes < 1:
+        raise UsageError("the size must be at least 1 byte")
+    request.topology.check()
+
+
+def _effort(request: Request) -> Effort:
+    return Effort() if request.engine != "greedy" else Effort(deterministic_s=0)
+
+
+def _grain(request: Request) -> str:
+    return "whole" if request.batching else "single"
+
+
+def _bound(request: Request, partition: int, grain: str) -> Bound:
+    return scale_bound(
+        request.topology, link_table(request.topology), request.collective, partition, request.size_bytes, grain,
+        request.root,
+    )  # fmt: skip
+
+
+def _size_chunks(collective: str, ranks: int, partition: int) -> int:
+    return partition if collective in ("broadcast", "reduce") else ranks * partition
+
+
+def _made(request: Request, partition: int, found: Found, free: Bound) -> SymmetricAlgorithm:
+    time_fs = found.timing.time_fs
+    bound = _bound(request, partition, _grain(request))
+    within_fs = min(time_fs, max(free.time_fs, bound.time_fs))
+    status, proved_by = "feasible", ""
+    if time_fs - free.time_fs <= SAME * time_fs:
+        status, proved_by = "optimal", "any algorithm"
+    elif time_fs - within_fs <= SAME * time_fs:
+        chunks = "whole chunks" if request.batching else "whole chunks, one a message"
+        status, proved_by = "optimal", f"any algorithm of {chunks} ({bound.name})"
+    return SymmetricAlgorithm(
+        name=f"{request.collective}-{request.topology.name}-{found.engine}",
+        collective=request.collective,
+        ranks=request.topology.ranks,
+        partition=partition,
+        size_bytes=request.size_bytes,
+        topology_name=request.topology.name,
+        group=found.inst.quotient.group,
+        messages=found.base(),
+        time_fs=time_fs,
+        certificate=Certificate(us(free.time_fs), free.name, us(within_fs), status, proved_by),
+        engine=found.engine,
+        root=request.root,
+        provenance={
+            "taccl": __version__,
+            "ortools": version("ortools"),
+            "seed": request.seed,
+            "time_limit_s": request.time_limit_s,
+            "target_gap": request.target_gap,
+            "engine_asked": request.engine,
+            "sketch": request.restrictions.sketch_name,
+            "batching": request.batching,
+        },
+    )
