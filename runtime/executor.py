@@ -1,8 +1,11 @@
 """Run one rank's plan: a flat graph of operations, one thread, no callbacks.
 
 Transport and memory are bound once (`bind`); a run resets counters and starts what has no predecessor. One
-`advance` starts everything that is ready and collects finished messages. Only the first outstanding message
-of each connection is polled: the messages of a connection never depend on later ones of the same connection.
+`advance` starts everything that is ready and collects finished messages. As a rule only the first outstanding
+message of each connection is polled, because a poll costs something for each message and messages mostly
+finish in order. A later one may finish first, though, and even be what the first one waits for (a receive into
+memory that the later send still reads lets the peer go on). So when nothing happens for a few polls, all
+outstanding messages are polled.
 """
 
 from __future__ import annotations
@@ -16,6 +19,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from taccl.runtime.compile import Operation, Plan, Range, followers
+
+PATIENCE = 16  # polls without success before all outstanding messages are polled
 
 
 class Transport(Protocol):
@@ -86,6 +91,7 @@ class Executor:
         self._missing: list[int] = []
         self._left = 0
         self._unflushed = False  # local operations were started since the last flush
+        self._vain = 0  # polls without success, one after another
 
     @property
     def done(self) -> bool:
@@ -130,19 +136,45 @@ class Executor:
 
     def _collect(self) -> bool:
         """Complete finished messages; whether there were any."""
-        ready, missing, heads, outstanding = self._ready, self._missing, self._heads, self._outstanding
-        moved = False
-        for line in self.transport.test_some(heads) or ():
-            queue = outstanding[line]
-            index = heapq.heappop(queue)
-            heads[line] = self._request[queue[0]] if queue else self.transport.null
+        ready, missing = self._ready, self._missing
+        finished = self._finished_heads()
+        if finished:
+            self._vain = 0
+        else:
+            self._vain += 1
+            if self._vain < PATIENCE:
+                return False
+            self._vain = 0
+            finished = self._finished_anywhere()
+        for index in finished:
             self._left -= 1
-            moved = True
             for later in self._successors[index]:
                 missing[later] -= 1
                 if not missing[later]:
                     ready.append(later)
-        return moved
+        return bool(finished)
+
+    def _finished_heads(self) -> list[int]:
+        """Poll the first message of each connection, and take out those that are finished."""
+        heads, outstanding = self._heads, self._outstanding
+        finished = []
+        for line in self.transport.test_some(heads) or ():
+            queue = outstanding[line]
+            finished.append(heapq.heappop(queue))
+            heads[line] = self._request[queue[0]] if queue else self.transport.null
+        return finished
+
+    def _finished_anywhere(self) -> list[int]:
+        """Poll all outstanding messages, and take out those that are finished."""
+        started = [index for queue in self._outstanding for index in queue]
+        found = self.transport.test_some([self._request[index] for index in started]) or ()
+        finished = [started[position] for position in found]
+        for line in {self._line[index] for index in finished}:
+            # A new list, because the watchdog's thread may be reading the old one. Sorted, it is a heap.
+            queue = sorted(set(self._outstanding[line]).difference(finished))
+            self._outstanding[line] = queue
+            self._heads[line] = self._request[queue[0]] if queue else self.transport.null
+        return finished
 
     def waiting(self) -> list[Operation]:
         """The messages that are started and not finished, the first of each connection, in step order."""

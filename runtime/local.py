@@ -10,6 +10,7 @@ import numpy as np
 from taccl.errors import RunFailed, UsageError
 from taccl.runtime.bind import Bound, Buffers, Compiled, buffer_elements, compile_program, memory_chunks
 from taccl.runtime.dtypes import DTYPES, OPS
+from taccl.runtime.executor import PATIENCE
 from taccl.runtime.layout import Layout, layout
 from taccl.runtime.semantics import collective_of
 from taccl.runtime.trace import trace
@@ -34,9 +35,11 @@ def run_bound(bound: Sequence[Bound]) -> None:
     """
     for one in bound:
         one.start()
+    vain = 0
     while not all(one.executor.done for one in bound):
         moved = [one.executor.advance() for one in bound]
-        if not any(moved):
+        vain = 0 if any(moved) else vain + 1
+        if vain > PATIENCE:  # by now every rank has looked at every message
             waits = "; ".join(
                 f"rank {one.executor.plan.rank}: {one.executor.describe()}"
                 for one in bound

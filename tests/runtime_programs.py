@@ -182,6 +182,30 @@ def direct_alltoallv(demand):
     return program("alltoallv", n, total, gpus)
 
 
+def crossed():
+    """Two ranks, two messages from 0 to 1, one back: each rank receives into what a message of its own still
+    holds, so the first message of 0 arrives only once rank 0 has seen that its second one did."""
+    zero = [
+        (1, -1, 0, [("cpy", "i", 1, "s", 0, 1), ("s", "i", 0, "o", 0, 1), ("s", "s", 0, "o", 1, 1)]),
+        (-1, 1, 0, [("r", "o", 0, "s", 0, 1, (0, 2)), ("cpy", "s", 0, "o", 0, 1)]),
+    ]
+    one = [
+        (0, -1, 0, [("cpy", "i", 0, "o", 0, 1), ("s", "o", 0, "s", 0, 1)]),
+        (-1, 0, 0, [("r", "i", 0, "o", 0, 1, (0, 1)), ("r", "s", 0, "o", 1, 1)]),
+    ]
+    return program("custom", 2, 2, [(2, 1, 1, zero), (1, 2, 0, one)])
+
+
+# The collective of `crossed`.
+CROSSED = """\
+schema: taccl/collective/v1
+ranks: 2
+chunks:
+  - {sources: [[0, 0]], destinations: [[1, 0]]}
+  - {sources: [[0, 1]], destinations: [[1, 1]]}
+  - {sources: [[1, 0]], destinations: [[0, 0]]}
+"""
+
 ALL = {
     "allgather": ring_allgather,
     "alltoall": direct_alltoall,

@@ -224,6 +224,18 @@ def test_custom_collective_from_a_file(saved, tmp_path):
 
 @pytest.mark.mpi
 @mpi
+@pytest.mark.parametrize("size", ["1K", "4M"])
+def test_a_message_may_wait_for_a_later_one_of_its_connection(saved, tmp_path, size):
+    """At 4 MB no MPI library buffers: a send is done when its receive is posted."""
+    (tmp_path / "crossed.yaml").write_text(programs.CROSSED)
+    path = saved(programs.crossed())
+    ended = taccl(2, "run", path, "--pre-post", str(tmp_path / "crossed.yaml"), "-b", size, "-e", size, *FAST)
+    assert ended.code == 0, ended.err
+    assert rows(ended.out)[0][8] == "0"
+
+
+@pytest.mark.mpi
+@mpi
 def test_help_is_printed_once():
     ended = taccl(3, "run", "--help")
     assert ended.code == 0 and ended.out.count("Execute a program on real ranks") == 1

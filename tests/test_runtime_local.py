@@ -16,6 +16,7 @@ from taccl.runtime.executor import Executor
 from taccl.runtime.layout import layout
 from taccl.runtime.local import compile_all, run_bound, run_in_process
 from taccl.runtime.transports import LocalSwitch, LocalTransport
+from taccl.synth.collective_file import read_collective
 
 
 def checked(program, elements, dtype, op, inplace=False):
@@ -157,6 +158,14 @@ def test_wrong_inputs_are_refused():
         run_in_process(programs.ring_allreduce(2, inplace=False), [np.zeros(2, np.float32)] * 2, op="mean")
     with pytest.raises(InvalidInput):
         run_in_process(programs.program("custom", 1, 1, [(1, 1, 0, [])]), [np.zeros(1, np.float32)])
+
+
+def test_a_message_may_wait_for_a_later_one_of_its_connection():
+    program = programs.crossed()
+    collective = read_collective(programs.CROSSED, "crossed.yaml")
+    inputs = [np.arange(600, dtype=np.int32), np.arange(1000, 1300, dtype=np.int32)]
+    outputs = run_in_process(program, inputs, collective=collective)
+    assert np.array_equal(outputs[0], inputs[1]) and np.array_equal(outputs[1], inputs[0])
 
 
 def test_a_program_that_hangs_is_ended_with_the_places():
