@@ -200,6 +200,28 @@ def test_quantities() -> None:
         Quantity("fraction", 0, 1).convert("150%", None, None)
 
 
+def options_with_numbers() -> list[Any]:
+    """(command, option) of every option whose value may have a fraction, subcommands too."""
+    found = []
+    commands = [(name, cli.load_command(name)) for name in cli.COMMANDS]
+    while commands:
+        name, made = commands.pop(0)
+        if isinstance(made, click.Group):
+            commands += [(f"{name} {sub}", one) for sub, one in made.commands.items()]
+        numeric = (Quantity, click.types.FloatParamType)
+        found += [
+            pytest.param(made, p, id=f"{name}{p.opts[0]}") for p in made.params if isinstance(p.type, numeric)
+        ]
+    return found
+
+
+@pytest.mark.parametrize("text", ["nan", "inf", "-inf", "NaN", "infinity", "1e400", "1e999"])
+@pytest.mark.parametrize(("made", "option"), options_with_numbers())
+def test_numbers_must_be_finite(made: click.Command, option: click.Option, text: str) -> None:
+    with pytest.raises(click.BadParameter):
+        option.type.convert(text, option, click.Context(made))
+
+
 def test_output_is_all_or_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = tmp_path / "new" / "file.xml"
     write_output(str(target), "one")

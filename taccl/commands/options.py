@@ -50,12 +50,12 @@ class Quantity(click.ParamType):  # type: ignore[type-arg]
         from taccl.profiles.quantity import quantity
 
         try:
-            number = float(quantity(value, self.unit))
+            number = quantity(value, self.unit)
         except ValueError as error:
             self.fail(str(error), param, ctx)
         if not self.least <= number <= self.most:
             self.fail(f"expected a number from {self.least:g} to {self.most:g}, found {value!r}", param, ctx)
-        return number
+        return float(number)
 
 
 def write_output(path: str, text: str) -> None:

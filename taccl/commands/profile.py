@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from taccl.commands.options import print_json, write_output
+from taccl.commands.options import Quantity, print_json, write_output
 from taccl.commands.run import Size
 from taccl.errors import EnvironmentProblem, TacclError, UsageError
 
@@ -58,7 +58,7 @@ class Sizes(click.ParamType):  # type: ignore[type-arg]
 @click.option("--name", default="measured", show_default=True, help="Name of the topology.")
 @click.option(
     "--deadline",
-    type=click.FloatRange(min=0.1),
+    type=Quantity("s", 0.1, 1e6),
     default=30.0,
     show_default=True,
     metavar="S",

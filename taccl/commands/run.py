@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from taccl.commands.options import Quantity
 from taccl.errors import Diagnostic, EnvironmentProblem, InvalidInput, UsageError
 from taccl.program_file import collective_options
 
@@ -120,7 +121,7 @@ class RankedCommand(click.Command):
 )
 @click.option(
     "--deadline",
-    type=click.FloatRange(0.1, 10**6),
+    type=Quantity("s", 0.1, 1e6),
     metavar="S",
     help="Seconds without progress after which the job is ended. Default: 30, or a second for each 5 MB of the "
     "size where that is longer.",
