@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from taccl import __version__
+from taccl import __version__, streams
 from taccl.errors import TacclError
 
 # Command -> (module in taccl.commands, one line of help). The help stands here so that `taccl --help` imports
@@ -173,6 +173,7 @@ def cli() -> None:
 
 def main() -> None:
     """Entry point: run the command line and make sure that all output has really left."""
+    streams.open_closed()
     code: str | int | None = 0
     try:
         cli.main(prog_name="taccl")

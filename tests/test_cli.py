@@ -156,6 +156,37 @@ def test_reader_that_goes_away() -> None:
     assert (done.returncode, done.stderr) == (141, "")
 
 
+def closed(streams: str, *line: str) -> subprocess.CompletedProcess[str]:
+    """`taccl line` with the standard streams of these numbers closed, as `2>&-` does."""
+    script = 'for n in $0; do eval "exec $n>&-"; done; exec "$@"'
+    return subprocess.run(
+        ["sh", "-c", script, streams, sys.executable, "-m", "taccl", *line],
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("streams", ["1", "2", "0 1 2"])
+def test_closed_streams_change_no_exit_code(streams: str, tmp_path: Path) -> None:
+    file = tmp_path / "x.xml"
+    ring = ("synth", "-t", "ring:4", "-c", "allgather", "--size", "1KB", "--engine", "ring", "-o")
+    none = str(tmp_path / "none")
+    for code, line in [
+        (0, ["--version"]),
+        (0, ["library"]),
+        (3, ["verify", none]),
+        (0, [*ring, str(file)]),
+        (2, ["x"]),
+    ]:
+        done = closed(streams, *line)
+        assert done.returncode == code, (line, done.stderr)
+        assert "Traceback" not in done.stderr and "Error" not in done.stdout
+    assert file.read_text().startswith("<algo ")  # and nothing that was meant for a stream
+    if "1" in streams:  # where the product itself is lost
+        done = closed(streams, *ring, "-")
+        assert done.returncode == 6
+        assert "2" in streams or done.stderr.splitlines()[-1].endswith("standard output, which is closed")
+
+
 def test_completion_offers_commands() -> None:
     asked = {"_TACCL_COMPLETE": "bash_complete", "COMP_WORDS": "taccl sy", "COMP_CWORD": "1"}
     done = python("-c", "from taccl.cli import main; main()", **asked)

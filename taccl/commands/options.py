@@ -13,6 +13,8 @@ from typing import Any
 
 import click
 
+from taccl.streams import check_stdout
+
 MOST_BYTES = 2**50
 
 
@@ -64,6 +66,7 @@ def write_output(path: str, text: str) -> None:
     Raises OSError when the place cannot be written; a file that was there before stays as it was then.
     """
     if path == "-":
+        check_stdout()
         sys.stdout.write(text)
         sys.stdout.flush()
         return

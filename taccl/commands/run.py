@@ -14,6 +14,7 @@ import click
 from taccl.commands.options import Quantity
 from taccl.errors import Diagnostic, EnvironmentProblem, InvalidInput, UsageError
 from taccl.program_file import collective_options
+from taccl.streams import check_stdout
 
 if TYPE_CHECKING:
     from taccl.profiles.topology import Topology
@@ -232,6 +233,8 @@ def _prepare(
         select_ops(options["op"])
     if options["json_path"] not in (None, "-") and not Path(options["json_path"]).resolve().parent.is_dir():
         raise UsageError(f"--json {options['json_path']}: its directory does not exist")
+    if options["json_path"] == "-" and job.rank == 0:
+        check_stdout()
     device = gpu.choose(options["device"])
     if device == "cuda":
         gpu.select(job.board.node_slot)

@@ -1,0 +1,34 @@
+"""The three standard streams, whatever the caller left of them.
+
+A stream that is closed (`taccl ... >&-`) is opened on the null device, so that what has nowhere to go is
+dropped, the exit code stays what it would be, and no file that is opened later gets the number of a stream.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from taccl.errors import EnvironmentProblem
+
+
+def open_closed() -> None:
+    """Give the process its three streams; call it before anything opens a file."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            # The lowest free number is taken, which is this one. Inherited by children, as streams are.
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+    if sys.stdin is None:
+        sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
+    if sys.stdout is None:
+        sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    if sys.stderr is None:
+        sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+
+
+def check_stdout() -> None:
+    """For output that was asked for on stdout by name (`-o -`): EnvironmentProblem when stdout was closed."""
+    if sys.__stdout__ is None:
+        raise EnvironmentProblem("the output is to go to standard output, which is closed")
