@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cache
 
 from taccl.profiles.topology import Topology
 
@@ -55,19 +56,29 @@ class Costs:
 def costs(topology: Topology, chunk_bytes: Fraction) -> Costs:
     """Price every link of a topology for messages made of chunks of `chunk_bytes`."""
     per_byte = chunk_bytes / 10**6  # us/MB times this gives us
-    chunk_fs, holds = [], []
+
+    @cache
+    def hold_fs(beta_us_per_mb: Fraction) -> int:
+        return ceil_fs(beta_us_per_mb * per_byte)
+
+    duration_fs = cache(ceil_fs)
+    port_fs = [hold_fs(port.beta_us_per_mb) for port in topology.ports]
+    first_port = len(topology.links)
+    alpha_fs, occupancy_fs, chunk_fs, holds = [], [], [], []
     for index, link in enumerate(topology.links):
-        betas = [link.beta_us_per_mb, *(topology.ports[p].beta_us_per_mb for p in link.ports)]
-        chunk_fs.append(ceil_fs(max(betas) * per_byte))
-        ids = [index, *(len(topology.links) + p for p in link.ports)]
-        holds.append(tuple((i, ceil_fs(beta * per_byte)) for i, beta in zip(ids, betas, strict=True)))
+        alpha_fs.append(duration_fs(link.alpha_us))
+        occupancy_fs.append(duration_fs(link.occupancy_us))
+        own = (index, hold_fs(link.beta_us_per_mb))
+        held = (own, *((first_port + port, port_fs[port]) for port in link.ports))
+        chunk_fs.append(max(fs for _, fs in held))  # rounding up keeps the order of betas
+        holds.append(held)
     return Costs(
         chunk_bytes=chunk_bytes,
-        alpha_fs=tuple(ceil_fs(link.alpha_us) for link in topology.links),
-        occupancy_fs=tuple(ceil_fs(link.occupancy_us) for link in topology.links),
+        alpha_fs=tuple(alpha_fs),
+        occupancy_fs=tuple(occupancy_fs),
         chunk_fs=tuple(chunk_fs),
         holds=tuple(holds),
         reduce_alpha_fs=ceil_fs(topology.reduce_alpha_us),
-        reduce_chunk_fs=ceil_fs(topology.reduce_beta_us_per_mb * per_byte),
-        resources=len(topology.links) + len(topology.ports),
+        reduce_chunk_fs=hold_fs(topology.reduce_beta_us_per_mb),
+        resources=first_port + len(topology.ports),
     )

@@ -8,7 +8,7 @@ messages of different threadblocks compete for a port; `lower_exact` simulates t
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from taccl.errors import CheckFailed
@@ -17,8 +17,8 @@ from taccl.synth.algorithm import Algorithm, Certificate
 from taccl.synth.check_algorithm import check_algorithm
 from taccl.synth.collective import refined
 from taccl.synth.cost import Costs, costs, us
-from taccl.synth.lower_hints import NO_HINTS, Hints, levels, more_hints
-from taccl.synth.lower_operations import MAX_COUNT, Operation, completions, operations
+from taccl.synth.lower_hints import NO_HINTS, Hints, all_waits, levels, more_hints
+from taccl.synth.lower_operations import MAX_COUNT, Operation, Operations, completions, operations
 from taccl.synth.lower_threadblocks import Sender, channels_of, direct_needs, lanes_of, threadblocks_of
 from taccl.synth.program import Program, RankProgram
 from taccl.synth.schedule import Transfer, completion_fs, time_by_priority, time_in_order
@@ -27,6 +27,7 @@ from taccl.synth.simulate import Simulation, simulate
 MAX_CHANNELS = 32
 MAX_BYTES = 1 << 40  # a real bound: 0 means unlimited to one loader and never to another
 OUT_OF_PLACE_ONLY = frozenset({"alltoall", "alltoallv", "sendrecv", "custom"})
+SELECTIVE = 3  # rounds in which only messages that jumped a queue wait; then all do
 PATIENCE = 3  # rounds of adding hints without a quicker program before giving up
 
 
@@ -99,9 +100,10 @@ def _variants(
 ) -> Iterator[LoweringResult]:
     """Programs for a schedule with more and more hints, until one is exact or no hint is left."""
     priced = costs(topology, shape.chunk_bytes)
-    hints, quickest, stale = NO_HINTS, -1, 0
+    moves = _moves(shape, topology, instances, reuse)
+    hints, quickest, stale, rounds, everywhere = NO_HINTS, -1, 0, 0, False
     while stale < PATIENCE:
-        lowered = _lower(shape, topology, protocol, instances, reuse, hints)
+        lowered = _lower(shape, moves, protocol, instances, hints)
         simulation = simulate(lowered.program, topology, shape.size_bytes, collective=shape.collective)
         exact = simulation.time_fs == shape.time_fs
         schedule = shape if exact else _as_simulated(shape, priced, simulation, lowered)
@@ -110,7 +112,12 @@ def _variants(
         stale = stale + 1 if 0 <= quickest <= simulation.time_fs else 0
         quickest = simulation.time_fs if quickest < 0 else min(quickest, simulation.time_fs)
         more = more_hints(shape, priced, simulation, lowered.message_at, lowered.sender_of, hints)
-        if exact or more == hints:
+        if exact:
+            return
+        rounds += 1
+        if not everywhere and (more == hints or rounds >= SELECTIVE):
+            everywhere, more = True, all_waits(shape, priced)
+        if more == hints:
             return
         hints = more
 
@@ -129,29 +136,42 @@ def lower(
     limits cannot be met, or when the algorithm sends what a rank does not have.
     """
     shape = _within_steps(split_chunks(algorithm, topology, instances), topology)
-    return _lower(shape, topology, protocol, instances, reuse_scratch, NO_HINTS).program
+    moves = _moves(shape, topology, instances, reuse_scratch)
+    return _lower(shape, moves, protocol, instances, NO_HINTS).program
 
 
-def _lower(
-    shape: Algorithm, topology: Topology, protocol: str, instances: int, reuse: bool, hints: Hints
-) -> _Lowered:
-    collective = shape.collective
-    inplace = collective.name not in OUT_OF_PLACE_ONLY
+@dataclass(frozen=True, slots=True)
+class _Moves:
+    """What all programs of one schedule have in common."""
+
+    made: Operations
+    stream: list[int]  # per message
+    parallel: dict[tuple[int, int], int]  # links of each pair
+
+
+def _moves(shape: Algorithm, topology: Topology, instances: int, reuse: bool) -> _Moves:
+    inplace = shape.collective.name not in OUT_OF_PLACE_ONLY
     ordinal, parallel = _parallel_links(topology)
     # Stream s of a pair uses parallel link s % (number of parallel links), as the simulator's channels do.
     stream = [ordinal[m.link] + parallel[m.src, m.dst] * (m.chunks[0] % instances) for m in shape.messages]
     made = operations(shape, costs(topology, shape.chunk_bytes), stream, inplace, reuse)
-    _add_waits(made.all, shape, hints)
-    lanes = lanes_of(made.all, collective.ranks)
-    needs = direct_needs(made.all, lanes)
-    channel_of = channels_of(made.all, shape, needs, stream, parallel, instances)
+    return _Moves(made, stream, parallel)
+
+
+def _lower(shape: Algorithm, moves: _Moves, protocol: str, instances: int, hints: Hints) -> _Lowered:
+    collective = shape.collective
+    made, stream = moves.made, moves.stream
+    ops = _with_waits(made.all, shape, hints)
+    lanes = lanes_of(ops, collective.ranks)
+    needs = direct_needs(ops, lanes)
+    channel_of = channels_of(ops, shape, needs, stream, moves.parallel, instances)
     level = levels(hints.before)
     gpus = []
     message_at: dict[tuple[int, int, int], int] = {}
     for rank in range(collective.ranks):
-        plan = threadblocks_of(made.all, lanes[rank], needs, channel_of, rank, level)
+        plan = threadblocks_of(ops, lanes[rank], needs, channel_of, rank, level)
         for (threadblock, step), operation in plan.sends.items():
-            message_at[rank, threadblock, step] = made.all[operation].message
+            message_at[rank, threadblock, step] = ops[operation].message
         gpus.append(RankProgram(
             rank, collective.input_chunks[rank], collective.output_chunks[rank], made.scratch[rank],
             plan.threadblocks,
@@ -169,7 +189,7 @@ def _lower(
         channels=channels,
         chunks_per_loop=collective.size_chunks,
         ranks=collective.ranks,
-        inplace=inplace,
+        inplace=collective.name not in OUT_OF_PLACE_ONLY,
         outofplace=True,
         min_bytes=0,
         max_bytes=MAX_BYTES,
@@ -190,21 +210,24 @@ def _parallel_links(topology: Topology) -> tuple[list[int], dict[tuple[int, int]
     return ordinal, count
 
 
-def _add_waits(ops: list[Operation], shape: Algorithm, hints: Hints) -> None:
-    """Let sends wait for the last operation of the messages that the hints name."""
+def _with_waits(made: Sequence[Operation], shape: Algorithm, hints: Hints) -> Sequence[Operation]:
+    """The operations, where sends also wait for the last operation of the messages that the hints name."""
     if not hints.waits:
-        return
+        return made
     last: dict[tuple[int, int], int] = {}  # (message, rank)
     send: dict[int, int] = {}
-    for i, op in enumerate(ops):
+    for i, op in enumerate(made):
         if op.message >= 0:
             place = (op.message, op.rank)
-            if place not in last or ops[last[place]].key <= op.key:
+            if place not in last or made[last[place]].key <= op.key:
                 last[place] = i
             if op.kind == "s":
                 send[op.message] = i
+    ops = list(made)
     for number, awaited in sorted(hints.waits):
-        ops[send[number]].needs.add(last[awaited, shape.messages[number].src])
+        i = send[number]
+        ops[i] = replace(ops[i], needs=ops[i].needs | {last[awaited, shape.messages[number].src]})
+    return ops
 
 
 def _as_simulated(shape: Algorithm, priced: Costs, simulation: Simulation, lowered: _Lowered) -> Algorithm:

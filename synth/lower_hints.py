@@ -1,13 +1,13 @@
 """What makes a program keep its schedule's order where messages compete for a link or a port.
 
 A resource goes to the message that was ready first, and among equals to the one of the lower threadblock id. A
-message that is scheduled later but ready earlier would jump the queue. Two remedies cost no time: it may wait for
-something that, in the schedule, completes on its own rank in between; or, among equals, ids may be chosen.
+message that is scheduled later but ready earlier would jump the queue. Two remedies cost no time: it may wait for the
+last thing that, in the schedule, completes on its own rank before it starts; or, among equals, ids may be chosen.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -48,28 +48,30 @@ def more_hints(
         if activity.kind == "message":
             number = message_at[activity.rank, activity.threadblock, activity.step]
             ready[number], started[number] = activity.ready_fs, activity.start_fs
-    through = _through(shape, priced)
-    when = {(rank, n): time for rank, events in enumerate(through) for time, n in events}
+    last = _last_before(shape, priced)
     waits, before = set(hints.waits), set(hints.before)
+    waiting = {number for number, _ in waits}
     served: set[int] = set()
     for late, early in _jumps(shape, priced, ready, started):
         if early in served:
             continue
         served.add(early)
         pair = (sender_of[late], sender_of[early])
-        if ready[early] == ready[late] and pair[0] != pair[1] and pair not in before:
+        if early not in waiting and last[early] >= 0:
+            waits.add((early, last[early]))
+        elif ready[early] == ready[late] and pair[0] != pair[1]:
             before.add(pair)
-            continue
-        rank = shape.messages[early].src
-        least = max([ready[late], *(when[rank, n] for m, n in waits if m == early)])
-        events = through[rank]
-        for time, n in events[bisect_left(events, (least + 1, -1)) :]:
-            if time > shape.messages[early].start_fs:
-                break
-            if n != early:
-                waits.add((early, n))
-                break
     return Hints(frozenset(waits), frozenset(before))
+
+
+def all_waits(shape: Algorithm, priced: Costs) -> Hints:
+    """Every message waits for the last thing that completes on its rank before it starts.
+
+    While a program keeps to its schedule this delays nothing, and messages become ready in an order that is as near to
+    the schedule's as waiting can make it.
+    """
+    last = _last_before(shape, priced)
+    return Hints(frozenset((number, other) for number, other in enumerate(last) if other >= 0))
 
 
 def levels(before: frozenset[tuple[Sender, Sender]]) -> dict[Sender, int]:
@@ -137,4 +139,15 @@ def _through(shape: Algorithm, priced: Costs) -> list[list[tuple[int, int]]]:
         found[message.src].append((released(priced, message), number))
     for events in found:
         events.sort()
+    return found
+
+
+def _last_before(shape: Algorithm, priced: Costs) -> list[int]:
+    """Per message the last other one that is through on its source rank when it starts; -1 for none."""
+    through = _through(shape, priced)
+    found = []
+    for number, message in enumerate(shape.messages):
+        events = through[message.src]
+        place = bisect_right(events, (message.start_fs, len(shape.messages)))
+        found.append(events[place - 1][1] if place and events[place - 1][1] != number else -1)
     return found

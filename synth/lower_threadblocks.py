@@ -7,16 +7,18 @@ order or from other dependencies are left out.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from taccl.errors import CheckFailed
-from taccl.synth.algorithm import Algorithm
+from taccl.synth.algorithm import Algorithm, Message
 from taccl.synth.lower_operations import Lane, Operation
 from taccl.synth.program import Step, Threadblock
 
 MAX_STEPS = 64
 MAX_THREADBLOCKS = 80
+MAX_PEERS_OF_CHANNEL = 32
 LOCAL_STEPS = 32  # operations of a threadblock that only copies; each may need steps to wait
 
 TbKey = tuple[str, int, int]  # (direction, peer, channel)
@@ -116,7 +118,7 @@ def channels_of(
     parallel: dict[tuple[int, int], int],
     instances: int,
 ) -> dict[int, int]:
-    """The channel of each message: further channels where either end's threadblock is full."""
+    """The channel of each message: further channels where either end's threadblock, or its rank's channel, is full."""
     steps: dict[tuple[int, int], int] = {}  # (message, rank) -> steps there
     for i, op in enumerate(ops):
         if op.message >= 0:
@@ -125,18 +127,31 @@ def channels_of(
     channel_of: dict[int, int] = {}
     # (source, destination, stream) -> (segment, steps at source, at destination)
     filled: dict[tuple[int, int, int], tuple[int, int, int]] = {}
+    peers: Counter[tuple[str, int, int]] = Counter()  # of (direction, rank, channel)
     for number in sorted(range(len(algorithm.messages)), key=lambda n: (algorithm.messages[n].start_fs, n)):
         message = algorithm.messages[number]
         here, there = steps[number, message.src], steps[number, message.dst]
         connection = (message.src, message.dst, stream[number])
-        segment, at_source, at_destination = filled.get(connection, (0, 0, 0))
-        # One step more for the dependency that ties a segment to the one before it.
-        if max(at_source + here, at_destination + there) > MAX_STEPS - 2 and at_source:
-            segment, at_source, at_destination = segment + 1, 0, 0
-        filled[connection] = (segment, at_source + here, at_destination + there)
         streams = parallel[message.src, message.dst] * instances
+        segment, at_source, at_destination = filled.get(connection, (-1, 0, 0))
+        # One step more for the dependency that ties a segment to the one before it.
+        full = max(at_source + here, at_destination + there) > MAX_STEPS - 2 and at_source
+        if segment < 0 or full:
+            segment, at_source, at_destination = segment + 1, 0, 0
+            while any(
+                peers[end] >= MAX_PEERS_OF_CHANNEL for end in _ends(message, stream[number], segment, streams)
+            ):
+                segment += 1
+            peers.update(_ends(message, stream[number], segment, streams))
+        filled[connection] = (segment, at_source + here, at_destination + there)
         channel_of[number] = stream[number] + segment * streams
     return channel_of
+
+
+def _ends(message: Message, stream: int, segment: int, streams: int) -> tuple[tuple[str, int, int], ...]:
+    """The two ends of a connection: (direction, rank, channel)."""
+    channel = stream + segment * streams
+    return (("send", message.src, channel), ("recv", message.dst, channel))
 
 
 def threadblocks_of(
