@@ -96,7 +96,7 @@ class Job:
         try:
             result.append(work())
         except TacclError as error:
-            text, code = str(error).encode()[:MESSAGE_BYTES], error.exit_code
+            text, code = str(error).encode(errors="backslashreplace")[:MESSAGE_BYTES], error.exit_code
         record = np.zeros(2 + MESSAGE_BYTES, np.uint8)
         record[0] = code
         record[2 : 2 + len(text)] = np.frombuffer(text, np.uint8)

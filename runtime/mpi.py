@@ -168,7 +168,7 @@ def install_excepthook(MPI: Any) -> None:
 def say(message: str) -> None:
     """Write one message to stderr in one piece, so that the texts of several ranks do not mix."""
     sys.stderr.flush()
-    os.write(2, (message + "\n").encode())
+    os.write(2, (message + "\n").encode(errors="backslashreplace"))
 
 
 class Waiter(Protocol):

@@ -173,7 +173,7 @@ def cli() -> None:
 
 def main() -> None:
     """Entry point: run the command line and make sure that all output has really left."""
-    streams.open_closed()
+    streams.make_usable()
     code: str | int | None = 0
     try:
         cli.main(prog_name="taccl")

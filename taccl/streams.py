@@ -2,18 +2,20 @@
 
 A stream that is closed (`taccl ... >&-`) is opened on the null device, so that what has nowhere to go is
 dropped, the exit code stays what it would be, and no file that is opened later gets the number of a stream.
+Characters that a stream's encoding lacks are written as escapes.
 """
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 
 from taccl.errors import EnvironmentProblem
 
 
-def open_closed() -> None:
-    """Give the process its three streams; call it before anything opens a file."""
+def make_usable() -> None:
+    """Give the process three streams that take any text; call it before anything opens a file."""
     for number in range(3):
         try:
             os.fstat(number)
@@ -26,6 +28,9 @@ def open_closed() -> None:
         sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
     if sys.stderr is None:
         sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def check_stdout() -> None:

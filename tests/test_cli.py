@@ -187,6 +187,55 @@ def test_closed_streams_change_no_exit_code(streams: str, tmp_path: Path) -> Non
         assert "2" in streams or done.stderr.splitlines()[-1].endswith("standard output, which is closed")
 
 
+FOREIGN = """\
+schema: taccl/profile/v1
+name: "日本é"
+node: {ranks: 2, links: [{class: wire, pairs: [[0, 1]], both_ways: true}]}
+classes: {wire: {alpha: 1us, beta: 10GB/s}}
+"""
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "cp1252", "utf-8"])
+def test_any_text_in_any_encoding(encoding: str, tmp_path: Path) -> None:
+    """What people read is escaped where it must be, files are UTF-8."""
+    (tmp_path / "own.yaml").write_text(FOREIGN, "utf-8")
+    xml, native, page = (str(tmp_path / f"own.{suffix}") for suffix in ("xml", "json", "html"))
+    synth = (
+        "synth",
+        "-t",
+        str(tmp_path / "own.yaml"),
+        "-c",
+        "allgather",
+        "--size",
+        "1KB",
+        "--engine",
+        "ring",
+        "-o",
+    )
+
+    def run(*line: str) -> bytes:
+        given = os.environ | {"PYTHONIOENCODING": encoding}
+        done = subprocess.run(
+            [sys.executable, "-m", "taccl", *line], capture_output=True, env=given, timeout=120
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    name = "日本é".encode(encoding, "backslashreplace")
+    assert name in run(*synth, xml)
+    run(*synth, native)
+    assert run(*synth, "-") == Path(xml).read_bytes()
+    run("convert", native, "--to", "html", "-o", page)
+    written = Path(page).read_bytes()
+    assert "日本é".encode() in written and run("convert", native, "--to", "html") == written
+
+
+def test_names_of_files_may_be_no_text(tmp_path: Path) -> None:
+    none = os.fsencode(tmp_path) + b"/\xff.xml"
+    done = subprocess.run([sys.executable, "-m", "taccl", "verify", none], capture_output=True, timeout=120)
+    assert done.returncode == 3 and b"\\udcff.xml: No such file or directory" in done.stderr
+
+
 def test_completion_offers_commands() -> None:
     asked = {"_TACCL_COMPLETE": "bash_complete", "COMP_WORDS": "taccl sy", "COMP_CWORD": "1"}
     done = python("-c", "from taccl.cli import main; main()", **asked)
@@ -253,14 +302,22 @@ def test_numbers_must_be_finite(made: click.Command, option: click.Option, text:
         option.type.convert(text, option, click.Context(made))
 
 
-def test_output_is_all_or_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_output_is_all_or_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     target = tmp_path / "new" / "file.xml"
     write_output(str(target), "one")
     target.chmod(0o640)
     write_output(str(target), "two")
     assert target.read_text() == "two" and target.stat().st_mode & 0o777 == 0o640
-    with pytest.raises(UnicodeEncodeError):
-        write_output(str(target), "\ud800")
+
+    def fails(*_: Any) -> None:
+        raise OSError(errno.EIO, "broken on purpose")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "replace", fails)
+        with pytest.raises(OSError, match="on purpose"):
+            write_output(str(target), "three")
     assert [path.name for path in target.parent.iterdir()] == ["file.xml"] and target.read_text() == "two"
     write_output("-", "to stdout")
     assert capsys.readouterr().out == "to stdout"

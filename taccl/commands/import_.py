@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from taccl.commands.options import write_output
 from taccl.errors import UsageError
 
 if TYPE_CHECKING:
@@ -137,11 +138,8 @@ def _quantity(option: str, text: str, unit: str) -> Fraction:
 def _write(imported: Imported, output: str) -> None:
     for note in imported.notes:
         click.echo(f"taccl: {note}", err=True)
-    if output == "-":
-        click.echo(imported.text, nl=False)
-    else:
-        with open(output, "w", encoding="utf-8") as stream:
-            stream.write(imported.text)
+    write_output(output, imported.text)
+    if output != "-":
         topology = imported.topology
         summary = f"{topology.ranks} ranks, {len(topology.links)} links, {len(topology.ports)} ports"
         click.echo(f"taccl: wrote {output}: {summary}", err=True)

@@ -65,22 +65,25 @@ def write_output(path: str, text: str) -> None:
 
     Raises OSError when the place cannot be written; a file that was there before stays as it was then.
     """
+    encoded = text.encode("utf-8", "backslashreplace")  # a file name in it may be no text
     if path == "-":
         check_stdout()
-        sys.stdout.write(text)
+        # Files are UTF-8 wherever they go; what only people read is in the terminal's encoding.
         sys.stdout.flush()
+        sys.stdout.buffer.write(encoded)
+        sys.stdout.buffer.flush()
         return
     target = Path(path)
     if target.is_dir():
         raise IsADirectoryError(errno.EISDIR, "this is a directory; name a file in it", path)
     if target.exists() and not target.is_file():
-        target.write_text(text, "utf-8")  # a device or a pipe cannot be replaced
+        target.write_bytes(encoded)  # a device or a pipe cannot be replaced
         return
     target.parent.mkdir(parents=True, exist_ok=True)
     handle, partial = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
     try:
-        with open(handle, "w", encoding="utf-8", newline="\n") as stream:
-            stream.write(text)
+        with open(handle, "wb") as stream:
+            stream.write(encoded)
         # mkstemp makes files private; give this one what any new file gets.
         mask = os.umask(0)
         os.umask(mask)
