@@ -82,6 +82,22 @@ def taccl(ranks: int, *arguments: str) -> Ended:
     return launch(ranks, "-m", "taccl", *arguments)
 
 
+ODD = """
+import sys
+from taccl.cli import main
+from taccl.runtime.mpi import launcher
+victim, *line = sys.argv[1:]
+split = line.index("--but")
+sys.argv = ["taccl", *line[:split], *(line[split + 1:] if launcher().rank == int(victim) else [])]
+main()
+"""
+
+
+def taccl_but(ranks: int, victim: int, more: tuple[str, ...], *arguments: str) -> Ended:
+    """As `taccl`, where the victim's rank is given more arguments."""
+    return launch(ranks, "-c", ODD, str(victim), *arguments, "--but", *more)
+
+
 def messages(ended: Ended) -> list[str]:
     """The lines that taccl itself wrote to stderr."""
     return [line for line in ended.err.splitlines() if line.startswith("taccl:")]

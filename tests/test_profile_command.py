@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from mpi_jobs import launch, needs_mpi
+from mpi_jobs import launch, needs_mpi, taccl_but
 
 from taccl.cli import main
 from taccl.commands.profile import Sizes, command
@@ -69,6 +69,11 @@ class TestUnderMpiexec:
         ended = launch(2, "-m", "taccl", "profile", "--device", "cuda", "-o", "x", CUDA_VISIBLE_DEVICES="")
         assert ended.code == 6
         assert "no CUDA device can be used" in ended.err and "Traceback" not in ended.err
+
+    def test_ranks_that_ask_for_different_memory_are_told(self) -> None:
+        ended = taccl_but(3, 1, ("--device", "host"), "profile", "-o", "x.yaml", "--quick")
+        assert ended.code == 2
+        assert "different --device: auto, host, auto" in ended.err
 
     @pytest.mark.parametrize("fault", ["stall:2", "stall:1"])
     def test_a_rank_that_stalls_is_named_and_the_job_ends(self, fault: str, tmp_path: Path) -> None:

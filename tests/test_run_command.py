@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import runtime_programs as programs
 from click.testing import CliRunner
-from mpi_jobs import launch, messages, needs_mpi, taccl
+from mpi_jobs import launch, messages, needs_mpi, taccl, taccl_but
 
 from taccl.commands.run import Size, command
 from taccl.runtime import table
@@ -232,6 +232,21 @@ def test_a_message_may_wait_for_a_later_one_of_its_connection(saved, tmp_path, s
     ended = taccl(2, "run", path, "--pre-post", str(tmp_path / "crossed.yaml"), "-b", size, "-e", size, *FAST)
     assert ended.code == 0, ended.err
     assert rows(ended.out)[0][8] == "0"
+
+
+@pytest.mark.mpi
+@mpi
+@pytest.mark.parametrize("more", [("-v",), ("--json", "/dev/null"), ("-n", "3"), ("--deadline", "19")])
+def test_a_rank_with_other_options_is_named(saved, more):
+    """Also when the options only make ranks speak or write, for which they meet."""
+    path = saved(programs.ring_allgather(4))
+    ended = taccl_but(4, 2, more, "run", path, "-b", "1K", "-e", "1K", *FAST)
+    assert ended.code == 86
+    assert messages(ended) == [
+        "taccl: rank 2 runs another program, or has other options, than the rest; "
+        "give every rank the same file and options"
+    ]
+    assert rows(ended.out) == []
 
 
 @pytest.mark.mpi

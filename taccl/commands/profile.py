@@ -115,7 +115,11 @@ def _profile(
 
     # All ranks must measure the same kind of memory: auto takes the GPU only where every rank has one.
     chosen = gpu.choose(device)
-    if device == "auto" and "host" in comm.allgather(chosen):
+    everyone = comm.allgather((device, chosen))
+    asked = [each[0] for each in everyone]
+    if len(set(asked)) > 1:
+        raise UsageError(f"the ranks were started with different --device: {', '.join(asked)}")
+    if device == "auto" and any(each[1] == "host" for each in everyone):
         chosen = "host"
     local = comm.Split_type(MPI.COMM_TYPE_SHARED)
     memory = buffers(chosen, int(local.Get_rank()))

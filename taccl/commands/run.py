@@ -167,7 +167,9 @@ def _run(job: Job, options: dict[str, Any]) -> bool:
     program, collective, settings, order, topology = job.together(
         "the reading of the file", lambda: _prepare(job, options, trace)
     )
-    job.agree_on(fingerprint(program, (settings, collective)), "program, or has other options,")
+    # Some options decide whether ranks meet again to speak in turn or to write.
+    facts = (settings, collective, options["verbose"], options["json_path"] is not None)
+    job.agree_on(fingerprint(program, facts), "program, or has other options,")
     settings = _with_transport(job, settings)
     predict = job.together("the prediction of times", lambda: _predictor(topology, program, collective))
     _say_devices(job, settings, options["verbose"])
