@@ -6,6 +6,7 @@ launcher (`launcher`, `mpiexec`) does not pay for it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -72,7 +73,24 @@ def load() -> Any:
     except RuntimeError as error:  # mpi4py is there, the library is not
         first = str(error).splitlines()[0] if str(error) else "no reason given"
         raise EnvironmentProblem(f"mpi4py finds no MPI library ({first}); {ADVICE}") from error
+    _unlink_segments()
     return MPI
+
+
+def _unlink_segments() -> None:
+    """Take away the name of the shared memory that MPICH's ranks of one host have met in.
+
+    They all have it mapped once MPI is initialised, and it lives on without a name. MPICH itself unlinks it
+    only at an orderly end: every job that ends by a signal or an abort would leave megabytes in /dev/shm.
+    """
+    maps = Path("/proc/self/maps")
+    if not maps.exists():
+        return
+    for line in maps.read_text(errors="replace").splitlines():
+        path = line.partition(" /dev/shm/mpich_shm_")[2]
+        if path and not path.endswith(" (deleted)"):
+            with contextlib.suppress(FileNotFoundError):  # another rank was quicker
+                os.unlink(f"/dev/shm/mpich_shm_{path}")
 
 
 def library(MPI: Any) -> Library:

@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import runtime_programs as programs
@@ -38,9 +39,18 @@ def fail(how: str) -> None:
         os._exit(3)
 
 
+def segments() -> list[str]:
+    """Shared memory of MPICH that this process has mapped, under the names it was made with."""
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    names = [line.partition(" /dev/shm/")[2].split(" ")[0] for line in maps]
+    return sorted({f"/dev/shm/{name}" for name in names if name.startswith("mpich_")})
+
+
 def main(how: str) -> None:
     with Job(DEADLINE_S) as job:
         victim = job.rank == VICTIM
+        if job.rank == 0:
+            print("segments", *segments(), flush=True)
         program = programs.ring_allgather(job.ranks, 2 if how == "diverge" and victim else 1)
         size = 101 if how == "size" and victim else 100
         if how == "late" and victim:

@@ -17,6 +17,8 @@ def fault(how):
     assert ended.code != 0
     assert ended.seconds < DEADLINE_S + 2 + START_S
     assert "Traceback" not in ended.err
+    (line,) = [line for line in ended.out.splitlines() if line.startswith("segments")]
+    assert [path for path in line.split()[1:] if Path(path).exists()] == []  # no memory is left behind
     return ended
 
 
