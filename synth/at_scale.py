@@ -15,7 +15,7 @@ from taccl import __version__
 from taccl.errors import CheckFailed, Infeasible, Interrupted, UsageError
 from taccl.profiles.link_table import link_table
 from taccl.synth.algorithm import Certificate
-from taccl.synth.bounds.bound import Bound
+from taccl.synth.bounds.bound import Bound, strongest
 from taccl.synth.bounds.scale import scale_bound
 from taccl.synth.check_table import check_table
 from taccl.synth.cost import us
@@ -64,6 +64,7 @@ def synthesise_at_scale(
     stop = should_stop or (lambda: False)
     wanted = request.partition or request.restrictions.partition
     free = _bound(request, 1, "fluid")
+    bound = free
     best: tuple[int, Found] | None = None
 
     def out_of_time() -> bool:
@@ -76,7 +77,10 @@ def synthesise_at_scale(
         if partition > 1 and not wanted and chunk_bytes < LEAST_CHUNK_BYTES:
             break
         target_fs = free.time_fs + int(request.target_gap * free.time_fs)
-        floor_fs = max(target_fs, _bound(request, partition, _grain(request)).time_fs if wanted else 0)
+        floor_fs = target_fs
+        if wanted:
+            bound = strongest([free, _bound(request, partition, _grain(request))])
+            floor_fs = max(target_fs, bound.time_fs)
         task = Task(
             topology, links, request.collective, partition, chunk_bytes, request.root,
             (), request.restrictions.symmetry, request.batching,
@@ -99,7 +103,9 @@ def synthesise_at_scale(
         raise Infeasible(
             f"{topology.name}: some rank cannot be reached from another, so no {request.collective} exists"
         )
-    made = _made(request, *best, free)
+    if not wanted:
+        bound = strongest([free, _bound(request, best[0], _grain(request))])
+    made = _made(request, *best, free, bound)
     wrong = check_table(
         topology, links, Places(made.collective, made.ranks, made.partition, made.root),
         made.size_bytes, made.batches(links), made.time_fs,
@@ -134,10 +140,9 @@ def _size_chunks(collective: str, ranks: int, partition: int) -> int:
     return partition if collective in ("broadcast", "reduce") else ranks * partition
 
 
-def _made(request: Request, partition: int, found: Found, free: Bound) -> SymmetricAlgorithm:
+def _made(request: Request, partition: int, found: Found, free: Bound, bound: Bound) -> SymmetricAlgorithm:
     time_fs = found.timing.time_fs
-    bound = _bound(request, partition, _grain(request))
-    within_fs = min(time_fs, max(free.time_fs, bound.time_fs))
+    within_fs = min(time_fs, bound.time_fs)
     status, proved_by = "feasible", ""
     if time_fs - free.time_fs <= SAME * time_fs:
         status, proved_by = "optimal", "any algorithm"

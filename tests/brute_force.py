@@ -25,7 +25,13 @@ class TooLarge(Exception):
 class Search:
     """Times are whole us, a chunk is 1 MB; all alphas, occupancies and betas must be whole numbers."""
 
-    def __init__(self, topology: Topology, collective: Collective, max_states: int = 200_000) -> None:
+    def __init__(
+        self,
+        topology: Topology,
+        collective: Collective,
+        max_states: int = 200_000,
+        most_chunks: int | None = None,  # that one message may carry
+    ) -> None:
         self.links = [(link.src, link.dst) for link in topology.links]
         self.alpha = [_whole(link.alpha_us) for link in topology.links]
         self.holds: list[list[tuple[int, int, int]]] = []  # per link: (resource, occupancy, per chunk)
@@ -41,6 +47,7 @@ class Search:
         self.resources = len(self.links) + len(topology.ports)
         self.ranks = topology.ranks
         self.chunks = len(collective.chunks)
+        self.most_chunks = self.chunks if most_chunks is None else most_chunks
         start = [[0] * self.chunks for _ in range(self.ranks)]
         self.goal: list[tuple[int, int, int]] = []  # (rank, chunk, contributions)
         for c, chunk in enumerate(collective.chunks):
@@ -137,7 +144,7 @@ class Search:
                 # A second copy is of no use; a partial sum may still be joined by another.
                 and (c not in coming or _merge(coming[c], held[a][c]) is not None)
             ]
-            for count in range(len(useful), 0, -1):
+            for count in range(min(len(useful), self.most_chunks), 0, -1):
                 arrival = now + self.alpha[e] + count * self.per_chunk[e]
                 if arrival > limit:
                     continue

@@ -2,7 +2,7 @@
 
 Messages hold a resource one after another. If the last of them starts at s and arrives at s + transit <= T, everything
 before it is through at s. So a resource carries at most (T - lag) / hold chunks, where hold is what a chunk keeps it
-busy and lag what the last message needs beyond that. Three grains (docs/bounds.md): "fluid" data has no size, "whole"
+busy at least and lag what the last message needs beyond that at least. Three grains (docs/bounds.md): "fluid" data has no size, "whole"
 chunks may share messages, "single" ones may not.
 """
 
@@ -115,16 +115,16 @@ def capacity(priced: Pricing, which: Ints, side: str, tail_fs: Fraction | int = 
                       links.link_class[which], slowest])  # fmt: skip
     lines = np.unique(kinds, axis=1)
     numbers: dict[tuple[int, int, int], tuple[Fraction, Fraction]] = {}
-    of_resource: dict[int, tuple[Fraction, Fraction]] = {}
+    of_resource: dict[int, tuple[Fraction, Fraction]] = {}  # (last message, hold)
     for r, port_rate, link_class, slow in lines.T.tolist():
         key = (port_rate, link_class, slow)
         if key not in numbers:
             numbers[key] = _numbers(priced, *key)
-        lag, hold = numbers[key]
+        last, hold = numbers[key]
         known = of_resource.get(r)
-        of_resource[r] = (lag, hold) if known is None else (min(lag, known[0]), min(hold, known[1]))
+        of_resource[r] = (last, hold) if known is None else (min(last, known[0]), min(hold, known[1]))
     counted = Counter(of_resource.values())
-    classes = tuple((count, lag + tail_fs, hold) for (lag, hold), count in sorted(counted.items()))
+    classes = tuple((count, last - hold + tail_fs, hold) for (last, hold), count in sorted(counted.items()))
     return Capacity(classes, priced.grain != "fluid")
 
 
@@ -141,13 +141,11 @@ def slowest_rate(priced: Pricing, which: Ints) -> Ints:
 
 
 def _numbers(priced: Pricing, port_rate: int, link_class: int, slowest: int) -> tuple[Fraction, Fraction]:
-    """(lag, hold of a chunk) of a resource crossed by links of one kind."""
+    """(the least time of a message, hold of a chunk) of a resource crossed by links of one kind."""
     own = priced.own[link_class]
     hold = priced.held[port_rate] if port_rate >= 0 else own
     transit = max(own, priced.held[slowest]) if slowest >= 0 else own
     alpha, occupancy = priced.alpha[link_class], priced.occupancy[link_class]
     if priced.grain == "fluid":
-        return alpha, hold
-    if priced.grain == "whole":
-        return alpha + transit - hold, hold
-    return alpha + transit - (occupancy + hold), occupancy + hold
+        return alpha + hold, hold  # however little it carries
+    return alpha + transit, hold if priced.grain == "whole" else occupancy + hold

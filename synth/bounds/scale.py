@@ -165,23 +165,26 @@ def _into(machine: _Machine, inside: Mask, crossing: Ints) -> Iterator[Bound]:
 def _received_again(through: Capacity, local: Capacity, chunks: int, size: int) -> int:
     """What has not entered by t must be received by all `size` ranks after t: from outside or from within.
 
-    With n(t) the chunks that can have entered by t: chunks * size - n(t) * (size - 1) <= n(T) + local(T - t).
+    With n(t) the chunks that can have entered by t: chunks * size - n(t) * (size - 1) <= n(T) + local(T - t). Times of
+    whole chunks are whole femtoseconds, so what has not entered by t is sent on at t + 1 at the earliest.
     """
     if not local.classes:
         return 0
     best = 0
     moments = set()
     resources = sum(count for count, _, _ in through.classes)
+    next_fs = 1 if through.floors else 0
     for late in {1, 2, *(min(chunks, resources * step) for step in (1, 2, 3, 4)), (chunks + 1) // 2, chunks}:
         moments.add(max(0, through.least_time(chunks - late + 1) - 1))
     for moment in sorted(moments):
         needed = chunks * size - through.carried(moment) * (size - 1)
+        again = moment + next_fs
         low, high = best, max(2 * best, 1)
-        while through.carried(high) + local.carried(high - moment) < needed:
+        while through.carried(high) + local.carried(high - again) < needed:
             low, high = high + 1, 2 * high
         while low < high:
             middle = (low + high) // 2
-            if through.carried(middle) + local.carried(middle - moment) >= needed:
+            if through.carried(middle) + local.carried(middle - again) >= needed:
                 high = middle
             else:
                 low = middle + 1

@@ -38,8 +38,8 @@ class Effort:
     """How much is tried before the best is taken."""
 
     work: int = 4_000_000  # looks at (chunk, link) pairs that all seeds together may take
-    most_seeds: int = 120
-    deterministic_s: float = 3.0  # of CP-SAT
+    most_seeds: int = 60
+    deterministic_s: float = 0.3  # of CP-SAT
     batch_work: int = 3_000_000  # looks at (chunk, link) pairs that all batched growths together may take
     most_batches: int = 150
 
@@ -145,9 +145,20 @@ def _tastes(seed: int) -> Sequence[Taste]:
 
 
 def _near_links(inst: Instance, roots: Sequence[int]) -> list[list[int]]:
-    """Per chunk the links within nodes, and those that lead from its root to other nodes."""
+    """Per chunk the links within nodes, and those that lead from its root to other nodes: to its own place in each,
+    where it has such links."""
     src, dst = inst.links.src, inst.links.dst
     inside: Ints = inst.node_of[src] == inst.node_of[dst]
     if int(inside.sum()) > MOST_CHOICES:
         return [list(range(MOST_CHOICES + 1))]  # too many to look at
-    return [np.flatnonzero((inside | (src == root)) & (dst != root)).tolist() for root in roots]
+    place = np.zeros(inst.ranks, np.int64)
+    for ranks in inst.topology.nodes:
+        place[list(ranks)] = np.arange(len(ranks))
+    usable = []
+    for root in roots:
+        out = ~inside & (src == root)
+        own = out & (place[dst] == place[root])
+        if len(np.unique(inst.node_of[dst[own]])) == len(inst.topology.nodes) - 1:
+            out = own
+        usable.append(np.flatnonzero((inside | out) & (dst != root)).tolist())
+    return usable

@@ -1,0 +1,119 @@
+"""Bounds for machines of any size: never above a true optimum, and met where they should be."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from brute_force import Search, TooLarge
+from test_bounds_brute import MANY_CHUNKS, random_topology
+
+from taccl.errors import TacclError
+from taccl.profiles.link_table import link_table
+from taccl.profiles.load import load_topology
+from taccl.profiles.topology import reverse
+from taccl.synth.bounds import lower_bound
+from taccl.synth.bounds.scale import COLLECTIVES, scale_bound
+from taccl.synth.collective import build
+from taccl.synth.cost import FS_PER_US, costs
+from taccl.synth.engines import BASELINES
+from taccl.synth.schedule import completion_fs, time_by_priority
+
+INSTANCES = 40
+MAX_STATES = 6000
+
+
+@pytest.mark.parametrize("grain", ["whole", "single"])
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_no_optimum_is_below_a_bound(name: str, grain: str) -> None:
+    solved = tight = 0
+    for seed in range(INSTANCES):
+        rng = random.Random(f"{name} {seed}")
+        few = name in MANY_CHUNKS or name == "allreduce"
+        topology = random_topology(rng, 3 if few else 4)
+        # An allreduce of three ranks has three chunks of three contributions: too many for most searches.
+        partition = rng.choice([1, 1, 2]) if name in ("broadcast", "reduce") or topology.ranks < 3 else 1
+        collective = build(name, topology.ranks, partition)
+        size = collective.size_chunks * 10**6
+        links = link_table(topology)
+        fluid, kept = (scale_bound(topology, links, name, partition, size, g) for g in ("fluid", grain))
+        assert fluid.time_fs <= kept.time_fs
+        least = -(-kept.time_fs // FS_PER_US)  # optima are whole us
+        search = Search(topology, collective, MAX_STATES, 1 if grain == "single" else None)
+        try:
+            assert least == 0 or not search.possible(least - 1), f"seed {seed}: {kept.name} is beaten"
+            tight += search.optimum(least) == least
+            solved += 1
+        except TooLarge:
+            continue
+    assert solved >= (3 if name == "allreduce" else INSTANCES // 8), "too few instances were solved for the test to mean anything"
+    assert tight >= solved // 3, "the bounds have become weak, or the search misses good schedules"
+
+
+@pytest.mark.parametrize(
+    "spec", ["ndv2:2", "dgx2-1mb:2", "dgx-a100:2", "torus2d:4x4", "mesh2d:3x3", "ring:8"]
+)
+def test_no_baseline_is_below_a_bound(spec: str) -> None:
+    topology = load_topology(spec)
+    links = link_table(topology)
+    for name in COLLECTIVES:
+        fluid, whole = (scale_bound(topology, links, name, 1, 16 * 10**6, g) for g in ("fluid", "whole"))
+        assert fluid.time_fs <= whole.time_fs
+        collective = build(name, topology.ranks)
+        priced = costs(topology, collective.chunk_bytes(16 * 10**6))
+        for baseline in BASELINES.values():
+            try:
+                messages = time_by_priority(topology, collective, priced, baseline(topology, collective))
+            except (TacclError, ValueError):
+                continue  # this baseline knows no such collective here
+            assert completion_fs(priced, messages) >= whole.time_fs
+
+
+@pytest.mark.parametrize(
+    ("spec", "name", "size_mb", "grain", "expected_us"),
+    [
+        # One chunk a message: each is met by a schedule, so neither can be above or below.
+        ("dgx2-1mb:2", "allgather", 32, "single", 279.2),
+        ("dgx2-1mb:5", "allgather", 80, "single", 924.8),
+        ("ndv2-1mb:10", "allgather", 80, "single", 7816.2),
+        ("ndv2-1mb:10", "alltoall", 80, "single", 61977.6),
+        ("torus2d:8x8", "allgather", 64, "single", 328.0),
+        # By hand: 56 foreign blocks of 1 MB through 8 NICs of 12.5 MB/ms each way, and one alpha.
+        ("dgx2:5", "alltoall", 0.08, "single", 346.24),
+    ],
+)
+def test_known_values(spec: str, name: str, size_mb: float, grain: str, expected_us: float) -> None:
+    topology = load_topology(spec)
+    bound = scale_bound(topology, link_table(topology), name, 1, int(size_mb * 10**6), grain)
+    assert bound.time_us == pytest.approx(expected_us, abs=1e-5)
+
+
+@pytest.mark.parametrize("spec", ["ndv2:2", "mesh2d:3x3", "fat-tree:4x4"])
+def test_collecting_is_spreading_backwards(spec: str) -> None:
+    topology = load_topology(spec)
+    links, turned = link_table(topology), link_table(reverse(topology))
+    for there, back in (("allgather", "reducescatter"), ("broadcast", "reduce"), ("scatter", "gather")):
+        for grain in ("fluid", "whole", "single"):
+            forth = scale_bound(topology, turned, there, 2, 10**6, grain, root=1)
+            assert scale_bound(topology, links, back, 2, 10**6, grain, root=1).time_fs == forth.time_fs
+
+
+def test_a_rank_without_links_has_no_bound() -> None:
+    topology = load_topology("ring:4")
+    links = link_table(topology)
+    with pytest.raises(ValueError, match="no bound for 'alltoallv'"):
+        scale_bound(topology, links, "alltoallv", 1, 10**6)
+    with pytest.raises(ValueError, match="grain 'coarse'"):
+        scale_bound(topology, links, "allgather", 1, 10**6, "coarse")
+
+
+def test_it_stays_below_what_is_known_of_small_machines() -> None:
+    """The exact bounds of small machines see every cut; those at scale only some."""
+    weak = 0
+    for spec in ("ndv2:1", "dgx2:1", "dgx-a100:2", "torus2d:4x4"):
+        topology = load_topology(spec)
+        for name in ("allgather", "alltoall", "broadcast"):
+            exact = lower_bound(topology, build(name, topology.ranks), 10**8).time_fs
+            assert scale_bound(topology, link_table(topology), name, 1, 10**8).time_fs >= 0.5 * exact
+            weak += scale_bound(topology, link_table(topology), name, 1, 10**8).time_fs < 0.98 * exact
+    assert weak <= 4
