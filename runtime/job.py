@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from taccl.errors import RunFailed, TacclError
-from taccl.runtime import mpi
+from taccl.runtime import mpi, start
 from taccl.runtime.bind import Bound
 from taccl.synth.program import Program
 
@@ -31,14 +31,15 @@ class Job:
     """This rank's place in the job: communicators, watchdog, agreement. Use as a context manager."""
 
     def __init__(self, deadline_s: float) -> None:
-        self.MPI = mpi.load()
-        world = self.MPI.COMM_WORLD
-        self.rank: int = world.Get_rank()
-        self.ranks: int = world.Get_size()
-        self.control = world.Dup()  # agreement, barriers, times
-        self.data = world.Dup()  # the program's messages, whose tags are its own
-        self.board = mpi.Board(self.MPI, world)
-        self.watchdog = mpi.Watchdog(self.MPI, deadline_s, self.board)
+        with start.limited(deadline_s):
+            self.MPI = mpi.load()
+            world = self.MPI.COMM_WORLD
+            self.rank: int = world.Get_rank()
+            self.ranks: int = world.Get_size()
+            self.control = world.Dup()  # agreement, barriers, times
+            self.data = world.Dup()  # the program's messages, whose tags are its own
+            self.board = mpi.Board(self.MPI, world)
+            self.watchdog = mpi.Watchdog(self.MPI, deadline_s, self.board)
         self._agreed = False
 
     def __enter__(self) -> Job:

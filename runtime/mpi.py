@@ -15,7 +15,7 @@ import threading
 import time
 import traceback
 from array import array
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -73,24 +73,29 @@ def load() -> Any:
     except RuntimeError as error:  # mpi4py is there, the library is not
         first = str(error).splitlines()[0] if str(error) else "no reason given"
         raise EnvironmentProblem(f"mpi4py finds no MPI library ({first}); {ADVICE}") from error
-    _unlink_segments()
+    # All ranks of the host have these mapped by now. MPICH itself unlinks them at an orderly end only: a job
+    # that ends by a signal or an abort would leave megabytes in /dev/shm.
+    unlink(segments(os.getpid()))
     return MPI
 
 
-def _unlink_segments() -> None:
-    """Take away the name of the shared memory that MPICH's ranks of one host have met in.
+def segments(process: int) -> list[str]:
+    """Files in memory that MPICH's ranks of one host meet in, as far as this process has them mapped."""
+    try:
+        maps = Path(f"/proc/{process}/maps").read_text(errors="replace")
+    except OSError:  # the process is gone, or the system has no /proc
+        return []
+    paths = {line.partition(" /dev/shm/mpich_shm_")[2] for line in maps.splitlines()}
+    return [
+        f"/dev/shm/mpich_shm_{path}" for path in sorted(paths) if path and not path.endswith(" (deleted)")
+    ]
 
-    They all have it mapped once MPI is initialised, and it lives on without a name. MPICH itself unlinks it
-    only at an orderly end: every job that ends by a signal or an abort would leave megabytes in /dev/shm.
-    """
-    maps = Path("/proc/self/maps")
-    if not maps.exists():
-        return
-    for line in maps.read_text(errors="replace").splitlines():
-        path = line.partition(" /dev/shm/mpich_shm_")[2]
-        if path and not path.endswith(" (deleted)"):
-            with contextlib.suppress(FileNotFoundError):  # another rank was quicker
-                os.unlink(f"/dev/shm/mpich_shm_{path}")
+
+def unlink(paths: Iterable[str]) -> None:
+    """Take away the files' names; memory that is mapped lives on."""
+    for path in paths:
+        with contextlib.suppress(FileNotFoundError):  # another rank was quicker
+            os.unlink(path)
 
 
 def library(MPI: Any) -> Library:

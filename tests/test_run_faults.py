@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from mpi_jobs import launch, messages, needs_mpi
+from mpi_jobs import launch, messages, needs_mpi, taccl_but
 
 pytestmark = needs_mpi
 
@@ -45,6 +45,21 @@ def test_a_rank_that_never_comes_is_waited_for_until_the_deadline():
     assert ended.code == 86
     (said,) = messages(ended)
     assert "the comparison of programs" in said and "rank 2 lives and waits for nobody" in said
+
+
+@pytest.mark.parametrize(
+    ("line", "more"),
+    [
+        (("run", "none.xml", "--deadline", "2"), ("--unknown",)),
+        (("profile", "-o", "none.yaml", "--deadline", "2"), ("--help",)),
+    ],
+)
+def test_a_rank_that_ends_before_mpi_starts_is_not_waited_for(line, more):
+    """The others are inside MPI_Init, where no code of Python's runs."""
+    ended = taccl_but(4, 2, more, *line)
+    assert ended.code == 86
+    (said,) = messages(ended)
+    assert said.startswith("taccl: rank 0 waited 10 s for MPI to start: another rank has ended")
 
 
 @pytest.mark.parametrize(

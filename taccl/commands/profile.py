@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from pathlib import Path
@@ -14,7 +15,9 @@ from taccl.commands.run import Size
 from taccl.errors import EnvironmentProblem, TacclError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
+
+    from taccl.profiles.measure.mpi_prober import MpiProber
 
 _LEAST_BYTES, _MOST_BYTES = 1 << 10, 1 << 28
 
@@ -76,43 +79,42 @@ def command(
 
     Rank 0 writes the profile. Leave the machine alone meanwhile: what runs beside is measured too.
     """
-    from taccl.runtime import mpi
+    from taccl.runtime import mpi, start
 
     if as_json and output == "-":
         raise UsageError("--json and -o - both want stdout; name a file for the profile")
-    MPI = mpi.load()
-    comm = MPI.COMM_WORLD
-    if comm.Get_size() < 2:
-        raise UsageError(
-            "taccl profile measures the links between ranks and was started with one; "
-            "start it as: mpiexec -n 4 taccl profile -o profile.yaml"
-        )
-    mpi.install_excepthook(MPI)
+    with start.limited(deadline):
+        MPI = mpi.load()
+        if MPI.COMM_WORLD.Get_size() < 2:
+            raise UsageError(
+                "taccl profile measures the links between ranks and was started with one; "
+                "start it as: mpiexec -n 4 taccl profile -o profile.yaml"
+            )
+        mpi.install_excepthook(MPI)
+        with _fatal(MPI):
+            prober = _prober(MPI, device, deadline)
+    with _fatal(MPI):
+        _profile(MPI, prober, output, quick, sizes, name, as_json)
+
+
+@contextlib.contextmanager
+def _fatal(MPI: Any) -> Iterator[None]:
+    """One rank's problem ends the job: the others would wait for it."""
+    from taccl.runtime import mpi
+
     try:
-        _profile(MPI, comm, output, device, quick, sizes, name, deadline, as_json)
-    except TacclError as error:  # one rank's problem must end the job: the others would wait for it
+        yield
+    except TacclError as error:
         mpi.say(f"taccl: {error}")
         mpi.abort(MPI, error.exit_code)
 
 
-def _profile(
-    MPI: Any,
-    comm: Any,
-    output: str,
-    device: str,
-    quick: bool,
-    sizes: tuple[int, ...],
-    name: str,
-    deadline: float,
-    as_json: bool,
-) -> None:
+def _prober(MPI: Any, device: str, deadline: float) -> MpiProber:
     from taccl.profiles.measure.buffers import buffers
     from taccl.profiles.measure.mpi_prober import MpiProber
-    from taccl.profiles.measure.result import document, topology
-    from taccl.profiles.measure.survey import FULL, QUICK, survey
-    from taccl.profiles.profile_file import write_topology
-    from taccl.runtime import gpu, mpi
+    from taccl.runtime import gpu
 
+    comm = MPI.COMM_WORLD
     # All ranks must measure the same kind of memory: auto takes the GPU only where every rank has one.
     chosen = gpu.choose(device)
     everyone = comm.allgather((device, chosen))
@@ -124,8 +126,24 @@ def _profile(
     local = comm.Split_type(MPI.COMM_TYPE_SHARED)
     memory = buffers(chosen, int(local.Get_rank()))
     local.Free()
-    prober = MpiProber(MPI, comm, memory, deadline)
-    if comm.Get_rank() != 0:
+    return MpiProber(MPI, comm, memory, deadline)
+
+
+def _profile(
+    MPI: Any,
+    prober: MpiProber,
+    output: str,
+    quick: bool,
+    sizes: tuple[int, ...],
+    name: str,
+    as_json: bool,
+) -> None:
+    from taccl.profiles.measure.result import document, topology
+    from taccl.profiles.measure.survey import FULL, QUICK, survey
+    from taccl.profiles.profile_file import write_topology
+    from taccl.runtime import mpi
+
+    if MPI.COMM_WORLD.Get_rank() != 0:
         prober.serve()
         return
     try:
