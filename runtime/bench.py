@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -106,8 +106,7 @@ def measure(
     )
     for dtype in settings.dtypes:
         for op in settings.ops if collective.combining else (None,):
-            for size in settings.sizes_bytes:
-                shape = layout(collective, size // dtype.bytes)
+            for shape in layouts(collective, dtype, settings.sizes_bytes):
                 found = {
                     mode: _measure_mode(job, compiled[mode], shape, dtype, op, settings)
                     for mode in settings.modes
@@ -117,6 +116,13 @@ def measure(
                     shape.elements * dtype.bytes, shape.block_elements, dtype, op,
                     collective.root if rooted else -1, wire_bytes(program, shape, dtype), found,
                 )  # fmt: skip
+
+
+def layouts(collective: Collective, dtype: DType, sizes_bytes: Sequence[int]) -> list[Layout]:
+    """The layouts of the sizes, each once: sizes are rounded down to equal blocks, and up to one element a block,
+    because moving nothing proves nothing."""
+    found = [layout(collective, size // dtype.bytes) for size in sizes_bytes]
+    return list(dict.fromkeys(replace(one, block_elements=max(one.block_elements, 1)) for one in found))
 
 
 def patience_s(size_bytes: int) -> float:
@@ -137,8 +143,6 @@ def _measure_mode(
     collective, inplace = compiled.collective, compiled.inplace
     if settings.deadline_s is None:
         job.watchdog.deadline_s = patience_s(shape.elements * dtype.bytes)
-    if shape.block_elements == 0:  # the size is smaller than one element a block: nothing to move
-        return Measurement(Timing(0.0, 0.0, 0.0), 0 if settings.checks else None, 0, 0.0, None)
     job.together("the check of memory", lambda: _check_memory(job, compiled, shape, dtype, settings))
     guarded = check.allocate(collective, shape, job.rank, dtype, inplace)
     host = guarded.buffers

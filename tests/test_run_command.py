@@ -251,6 +251,16 @@ def test_a_rank_with_other_options_is_named(saved, more):
 
 @pytest.mark.mpi
 @mpi
+def test_sizes_below_one_element_a_block_count_as_that(saved):
+    """Never a row in which nothing was moved and all was right."""
+    ended = taccl(4, "run", saved(programs.ring_allgather(4, 2)), "-b", "1", "-e", "35", "-i", "1", *FAST)
+    assert ended.code == 0, ended.err
+    assert [row[:2] for row in rows(ended.out)] == [["16", "1"], ["32", "2"]]
+    assert all(float(row[5]) > 0 and row[8] == "0" for row in rows(ended.out))
+
+
+@pytest.mark.mpi
+@mpi
 def test_help_is_printed_once():
     ended = taccl(3, "run", "--help")
     assert ended.code == 0 and ended.out.count("Execute a program on real ranks") == 1
