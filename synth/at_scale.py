@@ -34,6 +34,8 @@ EXPLICIT_RANKS = 32
 LEAST_CHUNK_BYTES = 4096
 PARTITIONS = (1, 2, 4, 8, 16)
 ENGINES = ("auto", "cp-sat", "greedy")
+# Chunks times destinations that are expanded and checked within the memory and time that people have.
+MOST_PAIRS = 1 << 24
 # A finer cut must pay.
 WORTHWHILE = 0.995
 
@@ -119,6 +121,13 @@ def _check(request: Request) -> None:
     if request.size_bytes < 1:
         raise UsageError("the size must be at least 1 byte")
     request.topology.check()
+    n, wanted = request.topology.ranks, request.partition or request.restrictions.partition or 1
+    blocks = n if request.collective in ("allgather", "reducescatter", "allreduce", "alltoall") else 1
+    if blocks * (n - 1) * wanted > MOST_PAIRS:
+        raise UsageError(
+            f"{request.collective} on {n} ranks with --partition {wanted}: more than {MOST_PAIRS} (chunk, destination) "
+            f"pairs; --partition may be up to {MOST_PAIRS // (blocks * (n - 1))} here"
+        )
 
 
 def _effort(request: Request) -> Effort:

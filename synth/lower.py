@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from taccl.errors import CheckFailed
+from taccl.errors import Infeasible, UsageError
 from taccl.profiles.topology import Topology
 from taccl.synth.algorithm import Algorithm, Certificate
 from taccl.synth.check_algorithm import check_algorithm
@@ -29,6 +29,7 @@ MAX_BYTES = 1 << 40  # a real bound: 0 means unlimited to one loader and never t
 OUT_OF_PLACE_ONLY = frozenset({"alltoall", "alltoallv", "sendrecv", "custom"})
 SELECTIVE = 3  # rounds in which only messages that jumped a queue wait; then all do
 PATIENCE = 3  # rounds of adding hints without a quicker program before giving up
+MOST_WORK = 100_000  # messages lowered in all rounds together before the best so far must do
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,30 +59,38 @@ def lower_exact(
 
     Each further round adds hints where the last program let a message go before one that is scheduled earlier. When
     that leads no further, the order in which the messages really competed is tried as the schedule, and at last
-    programs that do not reuse scratch. Raises CheckFailed when MSCCL's limits cannot be met, or when the algorithm
-    sends what a rank does not have.
+    programs that do not reuse scratch. Raises Infeasible when MSCCL's limits cannot be met, CheckFailed when the
+    algorithm sends what a rank does not have.
     """
     shape = _within_steps(split_chunks(algorithm, topology, instances), topology)
     best: LoweringResult | None = None
-    failure: CheckFailed | None = None
+    rounds = max(2, MOST_WORK // max(1, len(shape.messages)))
+    failure: Infeasible | None = None
     for reuse in (True, False):
         for again in (False, True):
             schedule = best.schedule if again and best is not None else shape
             if again and check_algorithm(schedule, topology):
                 continue  # reductions took turns as threadblocks came to them: no schedule has these times
             try:
-                for found in _variants(schedule, topology, protocol, instances, reuse):
+                for found in _variants(schedule, topology, protocol, instances, reuse, rounds > 8):
+                    rounds -= 1
                     if best is None or found.simulated_time_fs < best.simulated_time_fs:
                         best = found
                     if best.simulated_time_fs <= algorithm.time_fs:
                         return best
-            except CheckFailed as error:
+                    if rounds <= 0:
+                        return _slower(best, algorithm)
+            except Infeasible as error:
                 failure = failure or error
         if best is not None and not any(gpu.scratch_chunks for gpu in best.program.gpus):
             break
     if best is None:
         assert failure is not None
         raise failure
+    return _slower(best, algorithm)
+
+
+def _slower(best: LoweringResult, algorithm: Algorithm) -> LoweringResult:
     slower_fs = best.simulated_time_fs - algorithm.time_fs
     note = f"the program takes {us(slower_fs):g} us longer than the schedule it was made from"
     return replace(best, slower_fs=slower_fs, notes=(*best.notes, note))
@@ -96,9 +105,12 @@ def claim(schedule: Algorithm, certificate: Certificate) -> Algorithm:
 
 
 def _variants(
-    shape: Algorithm, topology: Topology, protocol: str, instances: int, reuse: bool
+    shape: Algorithm, topology: Topology, protocol: str, instances: int, reuse: bool, selective: bool
 ) -> Iterator[LoweringResult]:
-    """Programs for a schedule with more and more hints, until one is exact or no hint is left."""
+    """Programs for a schedule with more and more hints, until one is exact or no hint is left.
+
+    selective: at first only messages that jumped a queue wait.
+    """
     priced = costs(topology, shape.chunk_bytes)
     moves = _moves(shape, topology, instances, reuse)
     hints, quickest, stale, rounds, everywhere = NO_HINTS, -1, 0, 0, False
@@ -115,7 +127,7 @@ def _variants(
         if exact:
             return
         rounds += 1
-        if not everywhere and (more == hints or rounds >= SELECTIVE):
+        if not everywhere and (more == hints or rounds >= SELECTIVE or not selective):
             everywhere, more = True, all_waits(shape, priced)
         if more == hints:
             return
@@ -132,8 +144,8 @@ def lower(
 ) -> Program:
     """A program that moves the algorithm's messages in the algorithm's order.
 
-    instances: every chunk is cut into so many parts, each with channels of its own. Raises CheckFailed when MSCCL's
-    limits cannot be met, or when the algorithm sends what a rank does not have.
+    instances: every chunk is cut into so many parts, each with channels of its own. Raises Infeasible when MSCCL's
+    limits cannot be met, CheckFailed when the algorithm sends what a rank does not have.
     """
     shape = _within_steps(split_chunks(algorithm, topology, instances), topology)
     moves = _moves(shape, topology, instances, reuse_scratch)
@@ -178,7 +190,7 @@ def _lower(shape: Algorithm, moves: _Moves, protocol: str, instances: int, hints
         ))  # fmt: skip
     channels = 1 + max((tb.channel for gpu in gpus for tb in gpu.threadblocks), default=0)
     if channels > MAX_CHANNELS:
-        raise CheckFailed(
+        raise Infeasible(
             f"the program needs {channels} channels and MSCCL has {MAX_CHANNELS}: "
             "cut the data into fewer chunks (--partition)"
         )
@@ -259,13 +271,13 @@ def _within_steps(shape: Algorithm, topology: Topology) -> Algorithm:
 def split_chunks(algorithm: Algorithm, topology: Topology, instances: int) -> Algorithm:
     """Every chunk cut into `instances` parts, each with messages of its own, timed anew in the same order.
 
-    Raises CheckFailed where partial sums cross on links of so different speeds that a part of one would leave only
+    Raises Infeasible where partial sums cross on links of so different speeds that a part of one would leave only
     after the other's has been added to it.
     """
     if instances == 1:
         return algorithm
     if instances < 1:
-        raise CheckFailed("instances must be at least 1")
+        raise UsageError("instances must be at least 1")
     collective = refined(algorithm.collective, instances)
     priced = costs(topology, collective.chunk_bytes(algorithm.size_bytes))
     cuts = [
@@ -280,7 +292,7 @@ def split_chunks(algorithm: Algorithm, topology: Topology, instances: int) -> Al
         )
         if not collective.combining or not check_algorithm(cut, topology):
             return cut
-    raise CheckFailed(
+    raise Infeasible(
         f"partial sums cross in {algorithm.name}, and in {instances} parts some would be added twice: "
         "use --instances 1, or an engine whose sums do not cross (--engine ring)"
     )

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from taccl.errors import CheckFailed
+from taccl.errors import CheckFailed, Infeasible
 from taccl.synth.algorithm import Algorithm, Message
 from taccl.synth.lower_operations import Lane, Operation
 from taccl.synth.program import Step, Threadblock
@@ -166,7 +166,7 @@ def threadblocks_of(
     blocks, tied = _blocks(ops, lanes, channel_of)
     order = _numbering(ops, blocks, _merge(ops, blocks), rank, level)
     if len(order) > MAX_THREADBLOCKS:
-        raise CheckFailed(
+        raise Infeasible(
             f"rank {rank} needs {len(order)} threadblocks and the smallest GPUs hold {MAX_THREADBLOCKS} at "
             "once: use fewer links or cut the data into fewer chunks (--partition)"
         )
@@ -195,7 +195,7 @@ def threadblocks_of(
             last = awaited[-1] if awaited else None
             steps.append(Step(op.kind, *op.src, *op.dst, op.count, last, where[i] in depended))
         if len(steps) > MAX_STEPS:
-            raise CheckFailed(
+            raise Infeasible(
                 f"rank {rank} needs {len(steps)} steps in one threadblock; MSCCL allows {MAX_STEPS}"
             )
         send = next((peer for direction, peer, _ in keys if direction == "send"), -1)

@@ -38,6 +38,8 @@ ENGINES = ("auto", "cp-sat", "greedy", *BASELINES)
 DETERMINISTIC_PER_WALL = 0.1
 # Likewise for the local search: so many hops are retimed per second of the limit, whatever the clock says.
 HOPS_PER_WALL = 1_000
+# Chunks times destinations beyond which seeds alone take minutes.
+MOST_PAIRS = 50_000
 # Times within this relative distance of a bound are called optimal: durations are whole femtoseconds, bounds
 # of models with very long horizons are rounded down to coarser units.
 SAME = Fraction(1, 10**6)
@@ -88,6 +90,7 @@ def synthesise(
     make = _builder(request)
     wanted = request.partition or request.restrictions.partition
     first = make(wanted or 1)
+    _check_pairs(request, first)
     conflict = explain_infeasible(request.topology, first, request.size_bytes, request.restrictions)
     if conflict is not None:
         raise conflict
@@ -167,6 +170,22 @@ def _check(request: Request) -> None:
     request.topology.check()
 
 
+def _check_pairs(request: Request, collective: Collective) -> None:
+    """Raise UsageError where chunks are so many that nobody could wait for their messages."""
+    pairs = sum(len(chunk.destinations) for chunk in collective.chunks)
+    if pairs <= MOST_PAIRS:
+        return
+    message = (
+        f"{request.collective} of {pairs} (chunk, destination) pairs: at most {MOST_PAIRS} are synthesised"
+    )
+    if request.custom is None and request.collective != "alltoallv":
+        most = collective.partition * MOST_PAIRS // pairs
+        message += f"; on {request.topology.ranks} ranks --partition may be up to {most}" if most else ""
+    elif request.collective == "alltoallv":
+        message += "; scale the demand down, only its proportions matter"
+    raise UsageError(message)
+
+
 def _builder(request: Request) -> Callable[[int], Collective]:
     if request.custom is not None:
         custom = request.custom
@@ -225,6 +244,8 @@ def _seeds(search: Search, request: Request, ladder: list[int]) -> None:
             break  # the models want their share of a short limit
         p = search.problem(partition)
         for name in names:
+            if search.best is not None and search.finished():
+                return
             try:
                 transfers = BASELINES[name](request.topology, p.collective)
             except Inapplicable:

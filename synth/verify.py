@@ -27,7 +27,7 @@ from taccl.synth.verify_execution import (
     unmatched_messages,
 )
 from taccl.synth.verify_finding import Finding
-from taccl.synth.verify_loader_rules import loader_rules, structure
+from taccl.synth.verify_loader_rules import LIMITS, loader_rules, structure
 from taccl.synth.verify_memory import (
     IN_PLACE,
     OUT_OF_PLACE,
@@ -61,6 +61,11 @@ def verify(
 def is_correct(findings: Iterable[Finding]) -> bool:
     """Whether findings hold no error."""
     return not _fails(findings)
+
+
+def is_limit(finding: Finding) -> bool:
+    """Whether a finding says that a program is too large, and not that it is wrong."""
+    return finding.code in LIMITS
 
 
 def _fails(findings: Iterable[Finding]) -> bool:

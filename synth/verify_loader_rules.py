@@ -30,6 +30,8 @@ MAX_COUNT = 71
 MAX_DEPID = 127  # an int8 in the loaders' tables
 MAX_OFFSET = 32767  # an int16
 MAX_PEERS_OF_CHANNEL = 32
+# Codes of what is right and too much for a loader or a GPU.
+LIMITS = frozenset({"V103", "V111", "V122", "V123", "V124", "V126", "V130", "V131", "V132"})
 MAX_XML_CHILDREN, MAX_XML_ELEMENTS, MAX_XML_VALUE = 1024, 4096, 255
 
 

@@ -105,85 +105,58 @@ def produce(
     """Make what is ordered and prove it.
 
     Raises UsageError and InvalidInput for what was ordered, Infeasible, NoSolutionInTime, Interrupted, and
-    CheckFailed when MSCCL's limits cannot be met or verification rejects the program (a fault of taccl).
+    CheckFailed when verification rejects the program (a fault of taccl). A schedule for which MSCCL has no room is a
+    product without a program.
     """
     import time
 
     from taccl.profiles.load import load_topology
-    from taccl.synth.at_scale import at_scale
-    from taccl.synth.collective import refined
-    from taccl.synth.lower import claim, lower_exact
+    from taccl.synth.at_scale import at_scale, synthesise_at_scale
     from taccl.synth.synthesise import synthesise
-    from taccl.synth.verify import is_correct, verify
 
     topology = load_topology(order.topology)
     request, warnings = _request(order, topology)
-    if at_scale(request):
-        return _produce_at_scale(order, request, warnings, on_progress, should_stop)
     began = time.monotonic()
+    if at_scale(request):
+        symmetric = synthesise_at_scale(request, on_progress, should_stop)
+        solve_s = time.monotonic() - began
+        if topology.ranks > LOWERED_RANKS:
+            reason = f"programs are made for up to {LOWERED_RANKS} ranks"
+            return Product(symmetric, topology, None, solve_s, symmetric.time_fs, warnings, reason)
+        return _lowered(order, Product(symmetric, topology, None, solve_s, symmetric.time_fs, warnings))
     algorithm = synthesise(request, on_progress, should_stop)
     solve_s = time.monotonic() - began
-    lowered = lower_exact(algorithm, topology, instances=order.instances, protocol=order.protocol)
+    return _lowered(order, Product(algorithm, topology, None, solve_s, algorithm.time_fs, warnings))
+
+
+def _lowered(order: Order, product: Product) -> Product:
+    """The product with its program, or with the reason why there is none."""
+    from taccl.synth.collective import refined
+    from taccl.synth.lower import claim, lower_exact
+    from taccl.synth.verify import is_correct, is_limit, verify
+
+    algorithm = product.explicit()
+    try:
+        lowered = lower_exact(algorithm, product.topology, instances=order.instances, protocol=order.protocol)
+    except Infeasible as limit:
+        return replace(product, no_program=str(limit))
     program = lowered.program
     if order.size_range is not None:
         program = replace(program, min_bytes=order.size_range[0], max_bytes=order.size_range[1])
     findings = verify(program, collective=refined(algorithm.collective, order.instances), strict=True)
     if not is_correct(findings):
-        errors = "\n".join(f"{f.code}: {f.message}" for f in findings if f.severity == "error")
-        raise CheckFailed(f"the program made for {algorithm.name} is wrong, nothing was written:\n{errors}")
-    slower: tuple[str, ...] = ()
-    if lowered.schedule is not algorithm:
-        # What is claimed, priced and written is what the program does, in its own order and at its own cut.
-        slower = lowered.notes if lowered.slower_fs else ()
-        algorithm = claim(lowered.schedule, algorithm.certificate)
-    return Product(algorithm, topology, program, solve_s, lowered.simulated_time_fs, (*warnings, *slower))
-
-
-def _produce_at_scale(
-    order: Order,
-    request: Request,
-    warnings: tuple[str, ...],
-    on_progress: Callable[[Progress], None] | None,
-    should_stop: Callable[[], bool] | None,
-) -> Product:
-    """Schedules of many ranks are checked as such; a program is made where MSCCL has room for it."""
-    import time
-
-    from taccl.synth.at_scale import synthesise_at_scale
-    from taccl.synth.lower import claim, lower_exact
-    from taccl.synth.verify import is_correct, verify
-
-    topology = request.topology
-    began = time.monotonic()
-    made = synthesise_at_scale(request, on_progress, should_stop)
-    solve_s = time.monotonic() - began
-    if topology.ranks > LOWERED_RANKS or order.instances > 1:
-        reason = f"programs are made for up to {LOWERED_RANKS} ranks, without --instances beyond 32"
-        return Product(made, topology, None, solve_s, made.time_fs, warnings, reason)
-    algorithm = made.to_algorithm(topology)
-    try:
-        lowered = lower_exact(algorithm, topology, protocol=order.protocol)
-    except CheckFailed as limit:
-        return Product(made, topology, None, solve_s, made.time_fs, warnings, str(limit))
-    findings = verify(lowered.program, collective=algorithm.collective, strict=True)
-    if not is_correct(findings):
-        errors = "\n".join(f"{f.code}: {f.message}" for f in findings if f.severity == "error")
-        return Product(
-            made,
-            topology,
-            None,
-            solve_s,
-            made.time_fs,
-            warnings,
-            f"no program within MSCCL's limits: {errors}",
-        )
-    if lowered.schedule is not algorithm:
-        slower = lowered.notes if lowered.slower_fs else ()
-        schedule = claim(lowered.schedule, algorithm.certificate)
-        return Product(
-            schedule, topology, lowered.program, solve_s, lowered.simulated_time_fs, (*warnings, *slower)
-        )
-    return Product(made, topology, lowered.program, solve_s, lowered.simulated_time_fs, warnings)
+        errors = [f for f in findings if f.severity == "error"]
+        reasons = "\n".join(f"{f.code}: {f.message}" for f in errors)
+        if all(is_limit(f) for f in errors):
+            return replace(product, no_program=f"no program within MSCCL's limits: {reasons}")
+        raise CheckFailed(f"the program made for {algorithm.name} is wrong, nothing was written:\n{reasons}")
+    product = replace(product, program=program, simulated_fs=lowered.simulated_time_fs)
+    if lowered.schedule is algorithm:
+        return product
+    # What is claimed, priced and written is what the program does, in its own order and at its own cut.
+    slower = lowered.notes if lowered.slower_fs else ()
+    schedule = claim(lowered.schedule, algorithm.certificate)
+    return replace(product, algorithm=schedule, warnings=(*product.warnings, *slower))
 
 
 def _request(order: Order, topology: Topology) -> tuple[Request, tuple[str, ...]]:

@@ -46,7 +46,9 @@ def test_no_optimum_is_below_a_bound(name: str, grain: str) -> None:
             solved += 1
         except TooLarge:
             continue
-    assert solved >= (3 if name == "allreduce" else INSTANCES // 8), "too few instances were solved for the test to mean anything"
+    assert solved >= (3 if name == "allreduce" else INSTANCES // 8), (
+        "too few instances were solved for the test to mean anything"
+    )
     assert tight >= solved // 3, "the bounds have become weak, or the search misses good schedules"
 
 

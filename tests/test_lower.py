@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from taccl.errors import CheckFailed
+from taccl.errors import Infeasible
 from taccl.profiles.load import load_topology
 from taccl.profiles.topology import Link, Topology
 from taccl.synth.algorithm import Algorithm, Certificate
@@ -149,7 +149,7 @@ def test_a_program_that_does_not_fit_is_refused_with_advice() -> None:
     too_long = Algorithm(
         "too-long", collective, "line", SIZE, messages, time_fs, Certificate(0.0, "", 0.0, "feasible"), "test"
     )
-    with pytest.raises(CheckFailed, match="--partition"):
+    with pytest.raises(Infeasible, match="--partition"):
         lower_exact(too_long, topology)
 
 

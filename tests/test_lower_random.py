@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from taccl.errors import CheckFailed
+from taccl.errors import CheckFailed, Infeasible
 from taccl.profiles.topology import Link, Port, Topology
 from taccl.synth.algorithm import Algorithm, Certificate, Message
 from taccl.synth.check_algorithm import check_algorithm
@@ -154,7 +154,7 @@ def test_sums_in_instances_are_right_or_refused_with_the_reason(
     algorithm, topology = case
     try:
         result = lower_exact(algorithm, topology, instances=instances)
-    except CheckFailed as refusal:
+    except Infeasible as refusal:
         assert f"in {instances} parts some would be added twice: use --instances 1" in str(refusal)
         proven(lower(algorithm, topology), algorithm.collective)
     else:

@@ -2,8 +2,8 @@
 
 Messages hold a resource one after another. If the last of them starts at s and arrives at s + transit <= T, everything
 before it is through at s. So a resource carries at most (T - lag) / hold chunks, where hold is what a chunk keeps it
-busy at least and lag what the last message needs beyond that at least. Three grains (docs/bounds.md): "fluid" data has no size, "whole"
-chunks may share messages, "single" ones may not.
+busy at least and lag what the last message needs beyond that at least. Three grains (docs/bounds.md): "fluid" data has
+no size, "whole" chunks may share messages, "single" ones may not.
 """
 
 from __future__ import annotations

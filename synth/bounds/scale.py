@@ -32,6 +32,9 @@ SIDES = ("in", "out", "link")
 MOST_LOOKS = 4_000_000
 # In sets of up to so many ranks the last chunk is followed to the farthest of them.
 MOST_SPREAD = 64
+# Distances are measured from so many ranks.
+MOST_STARTS = 16
+FAR = 1 << 61  # more than any time, and twice as much still fits
 COLLECTIVES = (
     "allgather", "reducescatter", "allreduce", "alltoall", "broadcast", "reduce", "gather", "scatter",
 )  # fmt: skip
@@ -66,7 +69,7 @@ def scale_bound(
     kind = {"reducescatter": "allgather", "reduce": "broadcast", "gather": "scatter"}.get(
         collective, collective
     )
-    machine = _Machine(topology, links, priced, kind, partition, root)
+    machine = _Machine(topology, links, priced, kind, partition, root, _message_fs(priced))
     return strongest([_worded(bound, grain, reverse) for bound in _bounds(machine)])
 
 
@@ -78,6 +81,7 @@ class _Machine:
     kind: str  # "allgather" | "allreduce" | "alltoall" | "broadcast" | "scatter"
     partition: int
     root: int
+    message_fs: Ints  # per link the least time of a message, rounded down
 
     def wanted(self, inside: Mask) -> int:
         """Chunks that ranks inside need and none of them has."""
@@ -116,6 +120,7 @@ def _bounds(machine: _Machine) -> Iterator[Bound]:
         if machine.kind in ("alltoall", "scatter", "broadcast", "allreduce"):
             leaving = np.flatnonzero(inside[links.src] & ~inside[links.dst])
             yield from _out_of(machine, inside, leaving)
+    yield _distance(machine)
     everywhere = np.arange(len(links))
     if machine.kind == "alltoall":
         hops = _all_distances(machine)
@@ -130,6 +135,55 @@ def _bounds(machine: _Machine) -> Iterator[Bound]:
             node_of = _node_of(machine.topology)
             between = np.flatnonzero(node_of[links.src] != node_of[links.dst])
             yield from _traffic(machine, between, Fraction(2 * (nodes - 1) * blocks), "gossip of all nodes")
+
+
+def _distance(machine: _Machine) -> Bound:
+    """From some ranks (the root, if there is one) to the rank that is farthest from each."""
+    links, n = machine.links, machine.topology.ranks
+    hop = machine.message_fs
+    rooted = machine.kind in ("broadcast", "scatter")
+    starts = (
+        [machine.root]
+        if rooted
+        else _sample(range(n), max(1, min(MOST_STARTS, MOST_LOOKS // max(1, len(links)))))
+    )
+    order = np.argsort(links.dst, kind="stable")
+    src, dst, hop = links.src[order], links.dst[order], hop[order]
+    firsts = np.flatnonzero(np.diff(dst, prepend=-1))
+    farthest, pair = 0, (0, 0)
+    for start in starts:
+        known = np.full(n, FAR, np.int64)
+        known[start] = 0
+        while True:
+            # All links at once, as often as a shortest path has links (Bellman, Ford).
+            nearer = known.copy()
+            nearer[dst[firsts]] = np.minimum(
+                known[dst[firsts]], np.minimum.reduceat(known[src] + hop, firsts)
+            )
+            if np.array_equal(nearer, known):
+                break
+            known = nearer
+        last = int(np.argmax(known))
+        if known[last] >= FAR:
+            raise ValueError(
+                f"rank {last} cannot be reached from rank {start}: the collective cannot run on this topology"
+            )
+        if known[last] > farthest:
+            farthest, pair = int(known[last]), (start, last)
+    return Bound(farthest, f"distance from rank {pair[0]} to rank {pair[1]}")
+
+
+def _message_fs(priced: Pricing) -> Ints:
+    """Per link the least time of a message, rounded down; of the fluid grain, alpha alone."""
+    times = []
+    for alpha, own in zip(priced.alpha, priced.own, strict=True):
+        for held in (None, *priced.held):
+            transit = Fraction(0) if priced.grain == "fluid" else own if held is None else max(own, held)
+            times.append(floor(alpha + transit))
+    slow = slowest_rate(priced, np.arange(len(priced.links)))
+    kind = priced.links.link_class * (1 + len(priced.held)) + 1 + slow
+    by_link: Ints = np.array(times, np.int64)[kind]
+    return by_link
 
 
 def _into(machine: _Machine, inside: Mask, crossing: Ints) -> Iterator[Bound]:
@@ -230,13 +284,12 @@ def _spread_within(
 
 def _nearest(machine: _Machine, which: Ints) -> dict[int, dict[int, int]]:
     """[src][dst]: the least time of a message of one chunk over the links `which`."""
-    links, priced = machine.links, machine.priced
-    slow = slowest_rate(priced, which)
+    links = machine.links
     hops: dict[int, dict[int, int]] = {}
-    columns = (links.src[which], links.dst[which], links.link_class[which], slow)
-    for src, dst, link_class, rate in zip(*(c.tolist() for c in columns), strict=True):
-        own = priced.own[link_class]
-        time = int(priced.alpha[link_class] + (max(own, priced.held[rate]) if rate >= 0 else own))
+    times = machine.message_fs[which]
+    for src, dst, time in zip(
+        links.src[which].tolist(), links.dst[which].tolist(), times.tolist(), strict=True
+    ):
         out = hops.setdefault(src, {})
         out[dst] = min(time, out.get(dst, time))
     return hops
