@@ -6,7 +6,11 @@ on frozen values (see docs/architecture.md). The names below are imported when t
 
 from __future__ import annotations
 
-from typing import Any
+TYPE_CHECKING = (
+    False  # as typing's, which takes longer to import than all the rest that `taccl` needs to begin
+)
+if TYPE_CHECKING:
+    from typing import Any
 
 __version__ = "0.1.0"
 

@@ -1,5 +1,5 @@
 """`python -m taccl` is `taccl`."""
 
-from taccl.cli import main
+from taccl.entry import main
 
 main()

@@ -95,6 +95,9 @@ class LazyGroup(click.Group):
         """As in click; --help and --version print here, before any command runs."""
         try:
             return super().make_context(*args, **kwargs)
+        except KeyboardInterrupt:
+            say("interrupted", colour="yellow")
+            raise click.exceptions.Exit(130) from None
         except OSError as error:
             raise click.exceptions.Exit(report(error)) from error
 

@@ -92,6 +92,39 @@ def test_ctrl_c_and_closed_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
     assert run_with(monkeypatch, BrokenPipeError(errno.EPIPE, "Broken pipe")) == (141, "", "")
 
 
+INTERRUPTED = """
+import os, signal, sys
+class Finder:
+    def find_spec(self, name, *_):
+        if name == {name!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.meta_path.insert(0, Finder())
+sys.argv = ["taccl", "library"]
+from taccl.entry import main
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    "name", ["taccl.cli", "click", "taccl.errors", "taccl.commands", "taccl.commands.library"]
+)
+def test_ctrl_c_while_loading(name: str) -> None:
+    done = python("-c", INTERRUPTED.format(name=name))
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "taccl: interrupted\n")
+
+
+def test_ctrl_c_while_reading_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(click.Group, "make_context", stop)
+    monkeypatch.setattr(sys, "argv", ["taccl", "library"])
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    assert left.value.code == 130
+
+
 def test_unknown_command_suggests() -> None:
     result = CliRunner().invoke(cli.cli, ["synht"])
     assert result.exit_code == 2
