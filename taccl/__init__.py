@@ -6,9 +6,8 @@ on frozen values (see docs/architecture.md). The names below are imported when t
 
 from __future__ import annotations
 
-TYPE_CHECKING = (
-    False  # as typing's, which takes longer to import than all the rest that `taccl` needs to begin
-)
+# As typing's, which takes longer to import than all else that `taccl` needs to begin.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
