@@ -252,6 +252,22 @@ def test_build_remakes_only_what_changed(cluster: Path) -> None:
     assert states == {"allgather-1KB": "up to date", "allgather-1MB": "up to date", "reduce-64KiB": "made"}
 
 
+@pytest.mark.parametrize("output", ["out", "out/deep/er"])
+def test_build_says_at_once_that_a_file_is_in_its_way(cluster: Path, output: str) -> None:
+    cluster.write_text(CLUSTER.replace("output: out", f"output: {output}"))
+    (cluster.parent / "out").write_text("mine")
+    for options in ([], ["--check"], ["--json"]):
+        result = taccl("build", str(cluster), *options)
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert f"{cluster.parent / 'out'} is no directory" in result.stderr
+        assert "name another place" in result.stderr and result.stderr.count("\n") == 1
+    assert (cluster.parent / "out").read_text() == "mine"
+    target = cluster.parent / "out" / "x.xml"
+    assert (
+        taccl("synth", "-t", "ring:4", "-c", "allgather", "--size", "1KB", "-o", str(target)).exit_code == 2
+    )
+
+
 def test_build_removes_what_is_no_longer_wanted(cluster: Path) -> None:
     out = cluster.parent / "out"
     assert taccl("build", str(cluster)).exit_code == 0

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from taccl.commands.options import print_json, write_output
+from taccl.commands.options import check_folder, print_json, write_output
 from taccl.errors import TacclError
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ def command(ctx: click.Context, file: str, check: bool, jobs: int | None, as_jso
     from taccl.cluster_file import read_cluster
 
     cluster = read_cluster(file)
+    check_folder(cluster.output)
     known = read_manifest(cluster.output)
     inputs = _inputs(cluster)
     reasons = {

@@ -13,6 +13,7 @@ from typing import Any
 
 import click
 
+from taccl.errors import UsageError
 from taccl.streams import check_stdout
 
 MOST_BYTES = 2**50
@@ -79,6 +80,7 @@ def write_output(path: str, text: str) -> None:
     if target.exists() and not target.is_file():
         target.write_bytes(encoded)  # a device or a pipe cannot be replaced
         return
+    check_folder(target.parent)
     target.parent.mkdir(parents=True, exist_ok=True)
     handle, partial = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
     try:
@@ -93,6 +95,16 @@ def write_output(path: str, text: str) -> None:
         with contextlib.suppress(OSError):
             os.unlink(partial)
         raise
+
+
+def check_folder(folder: Path) -> None:
+    """Raise UsageError when no directory of this name can be made, because it or one above it is a file."""
+    place = next(place for place in (folder, *folder.parents) if os.path.lexists(place) or place == Path())
+    if not place.is_dir():
+        raise UsageError(
+            f"{place} is no directory, and the output goes into a directory of this name; move it away, or "
+            "name another place"
+        )
 
 
 def print_json(document: dict[str, Any]) -> None:
