@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 import random
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -183,8 +184,16 @@ def _spread(problem: Problem, number: int, taste: Taste, group: Sequence[Symmetr
                 heapq.heappush(heap, (score(chunk, e), tie(), chunk, e))
 
     single = [len(t) == 1 for t in layer.targets]
+    # Chunks between the same two ranks have the same paths: only the first of them that is left competes.
+    alike: dict[tuple[object, ...], deque[int]] = {}
+    queue_of: dict[int, deque[int]] = {}
     for chunk, roots in enumerate(layer.roots):
         if single[chunk]:
+            key = (roots, layer.targets[chunk], layer.usable[chunk])
+            queue_of[chunk] = alike.setdefault(key, deque())
+            queue_of[chunk].append(chunk)
+            if len(queue_of[chunk]) > 1:
+                continue
             path = _earliest_path(state, outgoing[chunk], chunk, wanted[chunk])
             if path is None:
                 return None
@@ -194,9 +203,13 @@ def _spread(problem: Problem, number: int, taste: Taste, group: Sequence[Symmetr
                 offer(chunk, rank)
     while heap:
         old, tied, chunk, e = heapq.heappop(heap)
-        if not wanted[chunk]:
-            continue
         if e < 0:
+            queue = queue_of[chunk]
+            while queue and not wanted[queue[0]]:
+                queue.popleft()  # an image of a decision brought it
+            if not queue:
+                continue
+            chunk = queue[0]
             path = _earliest_path(state, outgoing[chunk], chunk, wanted[chunk])
             assert path is not None
             if path[0] > old:
@@ -204,6 +217,11 @@ def _spread(problem: Problem, number: int, taste: Taste, group: Sequence[Symmetr
                 continue
             for hop in path[1]:
                 commit(chunk, hop)
+            queue.popleft()
+            if queue:
+                heapq.heappush(heap, (path[0], tie(), queue[0], -1))
+            continue
+        if not wanted[chunk]:
             continue
         dst = state.links[e].dst
         if dst not in wanted[chunk]:
