@@ -17,3 +17,9 @@ class Finding:
     step: int = -1
     line: int = 0  # in the XML file
     mode: str = ""  # "in place" | "out of place", "" when it does not depend on it
+
+    def render(self, file: str) -> str:
+        """The compiler-style line that editors make clickable."""
+        place = f"{file}:{self.line}" if self.line else file
+        mode = f" ({self.mode})" if self.mode else ""
+        return f"{place}: {self.severity}[{self.code}]: {self.message}{mode}"

@@ -14,9 +14,10 @@ from taccl.errors import CheckFailed, UsageError
 if TYPE_CHECKING:
     from taccl.profiles.topology import Topology
     from taccl.synth.algorithm import Algorithm
+    from taccl.synth.check_certificate import Judgement
     from taccl.synth.collective import Collective
     from taccl.synth.program import Program
-
+    from taccl.synth.verify_finding import Finding
 
 MAX_NATIVE_BYTES = 256 << 20
 
@@ -29,6 +30,7 @@ class ProgramFile:
     collective: Collective | None  # what it must achieve; None: what its attributes name
     algorithm: Algorithm | None = None  # that it was lowered from, of a native file
     topology: Topology | None = None  # that a native file holds
+    judgement: Judgement | None = None  # of a native file's certificate; None: nobody asked
 
 
 class WrongAlgorithm(CheckFailed):
@@ -51,6 +53,50 @@ def collective_options(function: Callable[..., None]) -> Callable[..., None]:
     for option in reversed(options):
         function = option(function)
     return function
+
+
+def unproven_option(function: Callable[..., None]) -> Callable[..., None]:
+    """The option for programs that `taccl verify` refuses, which `open_proven` obeys."""
+    option = click.option(
+        "--unproven", is_flag=True, help="Take a program that taccl verify finds wrong, with a warning."
+    )
+    return option(function)
+
+
+def open_proven(file: str, options: dict[str, Any]) -> ProgramFile:
+    """`open_program`, and refuse what `taccl verify` refuses; a native file's certificate is judged.
+
+    Raises CheckFailed with what is wrong, too. With `unproven` among the options, a wrong program is only warned of; a
+    wrong certificate never passes.
+    """
+    opened = judged(open_program(file, options))
+    if opened.judgement is not None and opened.judgement.problems:
+        raise CheckFailed("\n".join(finding.render(file) for finding in certificate_findings(opened)))
+    from taccl.synth.verify import verify
+
+    errors = [f for f in verify(opened.program, collective=opened.collective) if f.severity == "error"]
+    if errors:
+        lines = [f"{file}: the program is wrong", *(finding.render(file) for finding in errors)]
+        if not options["unproven"]:
+            raise CheckFailed("\n".join([*lines, "--unproven takes it as it is"]))
+        click.echo("\n".join(["taccl: warning: " + lines[0], *lines[1:]]), err=True)
+    return opened
+
+
+def judged(opened: ProgramFile) -> ProgramFile:
+    """With the judgement of its certificate, if it is a native file."""
+    if opened.algorithm is None or opened.topology is None:
+        return opened
+    from taccl.synth.check_certificate import judge_certificate
+
+    return replace(opened, judgement=judge_certificate(opened.algorithm, opened.topology))
+
+
+def certificate_findings(opened: ProgramFile) -> list[Finding]:
+    """What is untrue in a judged file's certificate."""
+    from taccl.synth.verify_finding import Finding
+
+    return [] if opened.judgement is None else [Finding("A101", p) for p in opened.judgement.problems]
 
 
 def open_program(file: str, options: dict[str, Any]) -> ProgramFile:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from taccl.profiles.topology import Topology
 from taccl.synth.algorithm import Algorithm
+from taccl.synth.check_certificate import CLAIMED
 from taccl.synth.cost import costs, us
 from taccl.synth.export.html_chart import comparison_chart
 from taccl.synth.export.html_style import HUES, STYLE
@@ -37,6 +38,7 @@ class Entry:
     simulation: Simulation  # of the program
     algorithm: Algorithm | None = None  # the schedule that the program was lowered from
     measurements: Sequence[Mapping[str, object]] = field(default=())
+    checked: bool = True  # False: the solver's own bound is what a file says, and nobody proved it again
 
 
 def report_html(entries: Sequence[Entry], title: str = "taccl report") -> str:
@@ -185,7 +187,8 @@ def _headline(entry: Entry) -> str:
     )
     notes = [
         f"bound: {escape(certificate.bound_by)}",
-        f"the solver's own bound (dark mark): {time_text(certificate.solver_bound_us)}",
+        f"the solver's own bound (dark mark): {time_text(certificate.solver_bound_us)}"
+        + ("" if entry.checked else f", {CLAIMED}"),
     ]
     if algorithm.time_fs != simulation.time_fs:
         notes.append(f"the schedule alone takes {time_text(us(algorithm.time_fs))}")

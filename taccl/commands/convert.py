@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from taccl.commands.options import Size, write_output
 from taccl.errors import UsageError
-from taccl.program_file import ProgramFile, collective_options, open_program, topology_of
+from taccl.program_file import ProgramFile, collective_options, open_proven, topology_of, unproven_option
 
 if TYPE_CHECKING:
     from taccl.profiles.topology import Topology
@@ -24,6 +25,7 @@ FORMATS = ("msccl-xml", "mscclpp-json", "perfetto", "html", "json")
 @click.option("--size", type=Size(), help="nccl-tests size, for times. Default: a native file's own.")
 @click.option("-o", "--output", metavar="FILE", default="-", help="Default: stdout.")
 @collective_options
+@unproven_option
 def command(
     file: str, form: str, topology: str | None, size: int | None, output: str, **options: Any
 ) -> None:
@@ -33,7 +35,7 @@ def command(
     these names; perfetto is a trace of the predicted time line, html a page that opens in any browser; json is the
     native format, in canonical form.
     """
-    opened = open_program(file, options)
+    opened = open_proven(file, options)
     write_output(output, _text(opened, file, form, topology, size))
 
 
@@ -76,7 +78,11 @@ def _text(opened: ProgramFile, file: str, form: str, spec: str | None, size: int
         and opened.algorithm.size_bytes == simulation.size_bytes
     )
     title = opened.algorithm.name if opened.algorithm else opened.program.name or file
-    return report_html([Entry(title, topology, simulation, opened.algorithm if own else None)], title)
+    judgement = opened.judgement
+    if not own or opened.algorithm is None or judgement is None:
+        return report_html([Entry(title, topology, simulation)], title)
+    shown = replace(opened.algorithm, certificate=judgement.certificate)
+    return report_html([Entry(title, topology, simulation, shown, checked=judgement.checked)], title)
 
 
 def _simulation(opened: ProgramFile, topology: Topology, size: int | None) -> Simulation:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from taccl.commands.options import Size, print_json
-from taccl.program_file import collective_options, open_program, topology_of
+from taccl.program_file import collective_options, open_proven, topology_of, unproven_option
 
 if TYPE_CHECKING:
     from taccl.synth.explain import Explanation
@@ -21,6 +21,7 @@ MAX_RUNS = 40  # of the critical path, in text
 @click.option("--size", type=Size(), help="nccl-tests size; default: the algorithm's own, 1MB for a program.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @collective_options
+@unproven_option
 def command(file: str, topology: str | None, size: int | None, as_json: bool, **options: Any) -> None:
     """Say what bounds an algorithm's time, and what would help.
 
@@ -29,7 +30,7 @@ def command(file: str, topology: str | None, size: int | None, as_json: bool, **
     from taccl.errors import UsageError
     from taccl.synth.explain import explain
 
-    opened = open_program(file, options)
+    opened = open_proven(file, options)
     cluster = topology_of(opened, topology)
     if size is None:
         size = opened.algorithm.size_bytes if opened.algorithm else 10**6
@@ -37,10 +38,14 @@ def command(file: str, topology: str | None, size: int | None, as_json: bool, **
         explanation = explain(opened.algorithm or opened.program, cluster, size, opened.collective)
     except ValueError as error:
         raise UsageError(f"{file} on {cluster.name}: {error}") from error
+    own = opened.algorithm is not None and (cluster, size) == (opened.topology, opened.algorithm.size_bytes)
+    judgement = opened.judgement if own else None  # a certificate speaks of its own topology and size
     if as_json:
-        print_json(document(explanation))
+        print_json({**document(explanation), "certificate": judgement and judgement.document()})
     else:
         click.echo(text(explanation), nl=False)
+        if judgement is not None:
+            click.echo(f"\nCertificate of the file\n  {judgement.text()}")
 
 
 def document(explanation: Explanation) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from taccl.commands.options import Size, print_json
-from taccl.program_file import collective_options, open_program, topology_of
+from taccl.program_file import collective_options, open_proven, topology_of, unproven_option
 
 if TYPE_CHECKING:
     from taccl.profiles.topology import Topology
@@ -21,6 +21,7 @@ SHOWN = 24  # activities of the critical path that the text form prints
 @click.option("--topology", metavar="T", help="ndv2:2, profile.yaml ...; a native file brings its own.")
 @click.option("--size", type=Size(), help="As nccl-tests prints it, e.g. 1MB. Default: a native file's own.")
 @collective_options
+@unproven_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def command(**options: Any) -> None:
     """Price a program on a topology by discrete events.
@@ -34,7 +35,7 @@ def command(**options: Any) -> None:
     from taccl.synth.simulate import resource_name, simulate
 
     file, size = options["file"], options["size"]
-    opened = open_program(file, options)
+    opened = open_proven(file, options)
     cluster = topology_of(opened, options["topology"])
     if size is None:
         if opened.algorithm is None:

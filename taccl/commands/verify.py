@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from taccl.commands.options import print_json
-from taccl.program_file import WrongAlgorithm, collective_options, open_program
+from taccl.program_file import (
+    ProgramFile,
+    WrongAlgorithm,
+    certificate_findings,
+    collective_options,
+    judged,
+    open_program,
+)
 
 if TYPE_CHECKING:
     from taccl.synth.program import Program
@@ -25,8 +32,9 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     """Prove that a program does what its collective promises.
 
     FILE is MSCCL XML from any tool, or a native .json algorithm (then the program it is lowered to is proven
-    as well). For each mode that the program claims: every output chunk holds each contribution exactly once,
-    in every order of execution; no deadlock; nothing that loaders refuse. Exit code 1 if anything is wrong.
+    as well, and its certificate as far as that can be done). For each mode that the program claims: every output
+    chunk holds each contribution exactly once, in every order of execution; no deadlock; nothing that loaders
+    refuse. Exit code 1 if anything is wrong.
     """
     from taccl.profiles.load import load_topology
     from taccl.synth.check_algorithm import check_algorithm
@@ -38,13 +46,14 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     findings: list[Finding] = []
     what = "the algorithm"
     try:
-        opened = open_program(file, options)
+        opened = judged(open_program(file, options))
     except WrongAlgorithm as wrong:
         opened = None
         findings += [Finding("A100", problem) for problem in wrong.problems]
     if opened is not None:
         if opened.algorithm is not None and cluster is not None:
             findings += [Finding("A100", problem) for problem in check_algorithm(opened.algorithm, cluster)]
+        findings += certificate_findings(opened)
         findings += verify(opened.program, collective=opened.collective, strict=options["strict"])
         what = _words(opened.program)
     errors = [finding for finding in findings if finding.severity == "error"]
@@ -55,16 +64,25 @@ def command(ctx: click.Context, /, **options: Any) -> None:
             "file": file,
             "ok": not errors,
             **_numbers(None if opened is None else opened.program),
+            "certificate": _certificate(opened),
             "errors": [_entry(finding) for finding in errors],
             "warnings": [_entry(finding) for finding in warnings],
         })  # fmt: skip
     else:
         for finding in errors + warnings:
-            click.echo(_line(file, finding))
+            click.echo(finding.render(file))
         verdict = f"wrong, {len(errors)} error{'s' * (len(errors) > 1)}" if errors else "correct"
         click.echo(f"{file}: {verdict}: {what}")
+        if opened is not None and opened.judgement is not None and not errors:
+            click.echo(f"{file}: certificate: {opened.judgement.text()}")
     if errors:
         ctx.exit(1)
+
+
+def _certificate(opened: ProgramFile | None) -> dict[str, Any] | None:
+    """What is proved of a native file's certificate; None without one, or when it is wrong."""
+    judgement = None if opened is None else opened.judgement
+    return None if judgement is None or judgement.problems else judgement.document()
 
 
 def _modes(program: Program) -> list[str]:
@@ -106,10 +124,3 @@ def _entry(finding: Finding) -> dict[str, Any]:
         "line": finding.line or None,
         "mode": finding.mode or None,
     }
-
-
-def _line(file: str, finding: Finding) -> str:
-    """The compiler-style line that editors make clickable."""
-    place = f"{file}:{finding.line}" if finding.line else file
-    mode = f" ({finding.mode})" if finding.mode else ""
-    return f"{place}: {finding.severity}[{finding.code}]: {finding.message}{mode}"
