@@ -14,12 +14,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from taccl.cluster_file import Cluster, Wanted
+from taccl.cluster_file import MANIFEST, Cluster, Wanted
 from taccl.errors import Diagnostic, InvalidInput
 from taccl.produce import Order
 from taccl.profiles.yaml_reader import read_text
 
-MANIFEST = "manifest.json"
 SCHEMA = "taccl/manifest/v1"
 
 Entry = dict[str, Any]  # {"inputs": hash, "files": {name: hash}, "time_us": ...}

@@ -30,6 +30,7 @@ from taccl.profiles.forms import Field, Integer, ListOf, Number, Record, Text, V
 from taccl.profiles.yaml_reader import parse, read_text
 
 SCHEMA = "taccl/cluster/v1"
+MANIFEST = "manifest.json"  # beside the results, see build_plan
 MOST_BYTES = 2**50
 PLACEHOLDERS = ("collective", "size", "topology", "sketch", "engine", "root")
 
@@ -96,7 +97,7 @@ class Cluster:
 
 
 def read_cluster(path: str) -> Cluster:
-    """Read a cluster file. Raises InvalidInput with all errors; codes B001..B004."""
+    """Read a cluster file. Raises InvalidInput with all errors; codes B001..B005."""
     node = parse(read_text(path), path)
     values = CLUSTER.read(node)
     node.findings.raise_if_any()
@@ -110,6 +111,8 @@ def read_cluster(path: str) -> Cluster:
     if re.search(r"[/\\\0]", pattern) or pattern.startswith("."):
         values.at("name").error("B002", "a name holds no slash and does not begin with a dot")
     node.findings.raise_if_any()
+    form = values.get("format", "xml")
+    suffixes = (".xml", ".json") if form == "both" else (f".{form}",)
     wanted: dict[str, Wanted] = {}
     for entry in values["collectives"]:
         for size, wide in _sizes(entry):
@@ -117,10 +120,12 @@ def read_cluster(path: str) -> Cluster:
             if made.stem in wanted:
                 help = "add a placeholder such as {sketch} or {root} to `name`"
                 entry.node.error("B003", f"two algorithms would be called {made.stem!r}", help)
+            elif any(made.stem + suffix == MANIFEST for suffix in suffixes):
+                values.at("name").error(
+                    "B005", f"an algorithm would be called {MANIFEST}, as the manifest is"
+                )
             wanted[made.stem] = made
     node.findings.raise_if_any()
-    form = values.get("format", "xml")
-    suffixes = (".xml", ".json") if form == "both" else (f".{form}",)
     return Cluster(path, base / values.get("output", "algorithms"), suffixes, tuple(wanted.values()))
 
 

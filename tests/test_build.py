@@ -14,9 +14,8 @@ from click.testing import CliRunner, Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from taccl.build_plan import MANIFEST
 from taccl.cli import cli
-from taccl.cluster_file import read_cluster, size_name
+from taccl.cluster_file import MANIFEST, read_cluster, size_name
 from taccl.errors import InvalidInput
 from taccl.synth.collective_file import read_collective
 from taccl.synth.msccl_xml import read_xml
@@ -309,6 +308,16 @@ def test_cluster_file_rules(cluster: Path, old: str, new: str, code: str) -> Non
     with pytest.raises(InvalidInput) as caught:
         read_cluster(str(cluster))
     assert {d.code for d in caught.value.diagnostics} == {code}
+
+
+def test_no_algorithm_takes_the_name_of_the_manifest(cluster: Path) -> None:
+    text = CLUSTER[: CLUSTER.index("  - collective: reduce")].replace("[1KB, 1MB]", "[1KB]")
+    cluster.write_text(text.replace("output: out", "output: out\nname: manifest\nformat: both"))
+    result = taccl("build", str(cluster))
+    assert result.exit_code == 3 and f"{cluster}:4:7: error[B005]" in result.stderr
+    assert not (cluster.parent / "out").exists()
+    cluster.write_text(text.replace("output: out", "output: out\nname: manifest"))  # manifest.xml
+    assert taccl("build", str(cluster)).exit_code == taccl("build", str(cluster), "--check").exit_code == 0
 
 
 @pytest.mark.parametrize(

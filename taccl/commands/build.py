@@ -155,7 +155,8 @@ def _make(
 
 def _keep(cluster: Cluster, entries: Mapping[str, Entry]) -> None:
     """Write the manifest, unless it is there already."""
-    from taccl.build_plan import MANIFEST, manifest_text
+    from taccl.build_plan import manifest_text
+    from taccl.cluster_file import MANIFEST
 
     path = cluster.output / MANIFEST
     text = manifest_text(entries)
