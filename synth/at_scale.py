@@ -120,6 +120,9 @@ def synthesise_at_scale(
 def _check(request: Request) -> None:
     if request.size_bytes < 1:
         raise UsageError("the size must be at least 1 byte")
+    if not 0 <= request.root < request.topology.ranks:
+        last = request.topology.ranks - 1
+        raise UsageError(f"root {request.root}: the ranks of {request.topology.name} are 0..{last}")
     request.topology.check()
     n, wanted = request.topology.ranks, request.partition or request.restrictions.partition or 1
     blocks = n if request.collective in ("allgather", "reducescatter", "allreduce", "alltoall") else 1

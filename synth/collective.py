@@ -88,8 +88,10 @@ def build(
         raise ValueError(
             f"unknown collective {name!r}; known: {', '.join(n for n in NAMES if n != 'custom')}"
         )
-    if ranks < 1 or partition < 1 or not 0 <= root < ranks:
-        raise ValueError("ranks and partition must be at least 1, the root a rank")
+    if ranks < 1 or partition < 1:
+        raise ValueError(f"ranks and partition must be at least 1, found {ranks} and {partition}")
+    if not 0 <= root < ranks:
+        raise ValueError(f"the root must be one of the ranks 0..{ranks - 1}, found {root}")
     n, k = ranks, partition
     every = range(n)
     same = tuple((0, 0) for _ in every)

@@ -163,6 +163,9 @@ def _check(request: Request) -> None:
         raise UsageError(f"unknown engine {request.engine!r}; known: {', '.join(ENGINES)}")
     if request.size_bytes < 1:
         raise UsageError("the size must be at least 1 byte")
+    if not 0 <= request.root < request.topology.ranks:
+        last = request.topology.ranks - 1
+        raise UsageError(f"root {request.root}: the ranks of {request.topology.name} are 0..{last}")
     if request.collective == "custom" and request.custom is None:
         raise UsageError("a custom collective needs its pre- and postconditions")
     if request.time_limit_s <= 0:

@@ -97,7 +97,7 @@ class Cluster:
 
 
 def read_cluster(path: str) -> Cluster:
-    """Read a cluster file. Raises InvalidInput with all errors; codes B001..B005."""
+    """Read a cluster file. Raises InvalidInput with all errors; codes B001..B006."""
     node = parse(read_text(path), path)
     values = CLUSTER.read(node)
     node.findings.raise_if_any()
@@ -125,8 +125,22 @@ def read_cluster(path: str) -> Cluster:
                     "B005", f"an algorithm would be called {MANIFEST}, as the manifest is"
                 )
             wanted[made.stem] = made
+    _check_roots(values, base)
     node.findings.raise_if_any()
     return Cluster(path, base / values.get("output", "algorithms"), suffixes, tuple(wanted.values()))
+
+
+def _check_roots(values: Values, base: Path) -> None:
+    places = [place for place in (values, *values["collectives"]) if "root" in place]
+    if not places:
+        return
+    from taccl.profiles.load import load_topology
+
+    topology = load_topology(_place(base, values["topology"]))
+    for place in places:
+        if place["root"] >= topology.ranks:
+            what = f"root {place['root']}: the ranks of {topology.name} are 0..{topology.ranks - 1}"
+            place.at("root").error("B006", what)
 
 
 def size_name(size_bytes: int) -> str:

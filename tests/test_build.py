@@ -299,6 +299,8 @@ def test_cluster_file_errors_come_together(cluster: Path) -> None:
         ("output: out", 'output: out\nname: "{colour}"', "B001"),
         ("output: out", 'output: out\nname: "a/{size}"', "B002"),
         ("output: out", 'output: out\nname: "{collective}"', "B003"),
+        ("root: 2", "root: 4", "B006"),
+        ("engine: ring", "root: 9", "B006"),
         ("[1KB, 1MB]", "[1KB, 1000]", "B004"),
         ("[1KB, 1MB]", "[1.5]", "B004"),
     ],
@@ -308,6 +310,22 @@ def test_cluster_file_rules(cluster: Path, old: str, new: str, code: str) -> Non
     with pytest.raises(InvalidInput) as caught:
         read_cluster(str(cluster))
     assert {d.code for d in caught.value.diagnostics} == {code}
+
+
+def test_a_root_that_is_no_rank_is_named_with_its_place(cluster: Path) -> None:
+    cluster.write_text(CLUSTER.replace("root: 2", "root: 4"))
+    result = taccl("build", str(cluster))
+    assert result.exit_code == 3
+    assert f"{cluster}:11:11: error[B006]: root 4: the ranks of ring:4 are 0..3" in result.stderr
+
+
+@pytest.mark.parametrize("topology", ["ring:4", "ring:40"])
+@pytest.mark.parametrize("collective", ["broadcast", "allreduce"])
+def test_synth_says_which_roots_there_are(topology: str, collective: str) -> None:
+    result = taccl("synth", "-t", topology, "-c", collective, "--root", "40", "--size", "1KB")
+    last = int(topology.split(":")[1]) - 1
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert f"root 40: the ranks of {topology} are 0..{last}" in result.stderr
 
 
 def test_no_algorithm_takes_the_name_of_the_manifest(cluster: Path) -> None:
