@@ -8,7 +8,6 @@ no size, "whole" chunks may share messages, "single" ones may not.
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
@@ -73,6 +72,9 @@ class Pricing:
     own: tuple[Fraction, ...]  # hold of a chunk by the link itself
     rate: Ints  # per port: which of `held`
     held: tuple[Fraction, ...]  # hold of a chunk by ports of one beta
+    first_port: Ints  # per link, -1 for none
+    last_port: Ints
+    slowest: Ints  # per link which of `held` is that of its slowest port, -1 for none
 
 
 def pricing(topology: Topology, links: LinkTable, chunk_bytes: Fraction, grain: str) -> Pricing:
@@ -84,6 +86,16 @@ def pricing(topology: Topology, links: LinkTable, chunk_bytes: Fraction, grain: 
 
     rates: dict[Fraction, int] = {}
     rate = np.array([rates.setdefault(port.beta_us_per_mb, len(rates)) for port in topology.ports], np.int64)
+    none = np.full(len(links), -1, np.int64)
+    first = last = slowest = none
+    if links.ports.shape[1] and len(rate):
+        counts = (links.ports >= 0).sum(axis=1)
+        first = links.ports[:, 0]
+        last = np.where(counts > 0, links.ports[np.arange(len(links)), np.maximum(counts - 1, 0)], -1)
+        order = np.array(sorted(range(len(rates)), key=list(rates).__getitem__), np.int64)
+        place = np.argsort(order)
+        most = np.where(links.ports >= 0, place[rate[links.ports]], -1).max(axis=1)
+        slowest = np.where(most >= 0, order[most], -1)
     return Pricing(
         links,
         grain,
@@ -92,52 +104,49 @@ def pricing(topology: Topology, links: LinkTable, chunk_bytes: Fraction, grain: 
         tuple(fs(c.beta_us_per_mb * per_byte) for c in links.classes),
         rate,
         tuple(fs(beta * per_byte) for beta in rates),
+        first,
+        last,
+        slowest,
     )
 
 
-def capacity(priced: Pricing, which: Ints, side: str, tail_fs: Fraction | int = 0) -> Capacity:
+def capacity(priced: Pricing, which: Ints, side: str) -> Capacity:
     """The capacity of the links `which`, seen through one resource of each.
 
-    side: "in" the last port of a link, "out" the first, "link" the link itself; a link without ports is itself. tail_fs
-    is what is to come after an arrival.
+    side: "in" the last port of a link, "out" the first, "link" the link itself; a link without ports is itself.
     """
-    links = priced.links
-    ports = links.ports[which]
+    rates, classes = 1 + len(priced.held), len(priced.own)
     chosen = np.full(len(which), -1, np.int64)
-    if side != "link" and ports.shape[1]:
-        counts = (ports >= 0).sum(axis=1)
-        column = np.maximum(counts - 1, 0) if side == "in" else np.zeros(len(which), np.int64)
-        chosen = np.where(counts > 0, ports[np.arange(len(which)), column], -1)
-    # One line for each resource and each kind of link that holds it; few kinds in all.
-    slowest = slowest_rate(priced, which)
-    resource = np.where(chosen >= 0, chosen, len(priced.rate) + which)
-    kinds = np.stack([resource, np.where(chosen >= 0, priced.rate[chosen] if len(priced.rate) else 0, -1),
-                      links.link_class[which], slowest])  # fmt: skip
-    lines = np.unique(kinds, axis=1)
-    numbers: dict[tuple[int, int, int], tuple[Fraction, Fraction]] = {}
-    of_resource: dict[int, tuple[Fraction, Fraction]] = {}  # (last message, hold)
-    for r, port_rate, link_class, slow in lines.T.tolist():
-        key = (port_rate, link_class, slow)
-        if key not in numbers:
-            numbers[key] = _numbers(priced, *key)
-        last, hold = numbers[key]
-        known = of_resource.get(r)
-        of_resource[r] = (last, hold) if known is None else (min(last, known[0]), min(hold, known[1]))
-    counted = Counter(of_resource.values())
-    classes = tuple((count, last - hold + tail_fs, hold) for (last, hold), count in sorted(counted.items()))
-    return Capacity(classes, priced.grain != "fluid")
-
-
-def slowest_rate(priced: Pricing, which: Ints) -> Ints:
-    """Per link which rate of its ports is the slowest: index into `held`, -1 for none."""
-    ports = priced.links.ports[which]
-    if not ports.shape[1] or not len(priced.rate):
-        return np.full(len(which), -1, np.int64)
-    order = np.argsort(np.array([float(h) for h in priced.held]), kind="stable")
-    place = np.empty(len(order), np.int64)
-    place[order] = np.arange(len(order))
-    best = np.where(ports >= 0, place[priced.rate[ports]], -1).max(axis=1)
-    return np.where(best >= 0, order[best], -1)
+    if side != "link":
+        chosen = (priced.last_port if side == "in" else priced.first_port)[which]
+    through = chosen >= 0
+    # Few kinds of use in all: (rate of the chosen port, class of the link, its slowest port's rate).
+    kind = (priced.links.link_class[which] * rates + 1 + priced.slowest[which]) * rates
+    kind[through] += 1 + priced.rate[chosen[through]]
+    present = np.flatnonzero(np.bincount(kind, minlength=rates * rates * classes))
+    numbers = [
+        _numbers(priced, k % rates - 1, k // (rates * rates), k // rates % rates - 1)
+        for k in present.tolist()
+    ]
+    lasts, holds = (sorted({pair[i] for pair in numbers}) for i in (0, 1))
+    place_of = np.zeros((2, rates * rates * classes), np.int64)  # among lasts, among holds
+    for k, (last, hold) in zip(present.tolist(), numbers, strict=True):
+        place_of[:, k] = lasts.index(last), holds.index(hold)
+    # Of a port the least of either; of a link that stands for itself its own.
+    last_at, hold_at = np.full((2, len(priced.rate)), len(numbers), np.int64)
+    np.minimum.at(last_at, chosen[through], place_of[0, kind[through]])
+    np.minimum.at(hold_at, chosen[through], place_of[1, kind[through]])
+    used = last_at < len(numbers)
+    pairs = np.concatenate([
+        last_at[used] * len(holds) + hold_at[used],
+        place_of[0, kind[~through]] * len(holds) + place_of[1, kind[~through]],
+    ])  # fmt: skip
+    counts = np.bincount(pairs, minlength=len(lasts) * len(holds)) if len(pairs) else np.zeros(0, np.int64)
+    found = []
+    for pair in np.flatnonzero(counts).tolist():
+        last, hold = lasts[pair // len(holds)], holds[pair % len(holds)]
+        found.append((int(counts[pair]), last - hold, hold))
+    return Capacity(tuple(found), priced.grain != "fluid")
 
 
 def _numbers(priced: Pricing, port_rate: int, link_class: int, slowest: int) -> tuple[Fraction, Fraction]:

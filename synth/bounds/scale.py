@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from taccl.profiles.link_table import LinkTable
 from taccl.profiles.topology import Topology
 from taccl.synth.bounds.bound import Bound, ranks_text, strongest
-from taccl.synth.bounds.capacity import GRAINS, Capacity, Pricing, capacity, pricing, slowest_rate
+from taccl.synth.bounds.capacity import GRAINS, Capacity, Pricing, capacity, pricing
 from taccl.synth.symmetric.group import Ints
 
 Mask = NDArray[np.bool_]
@@ -180,8 +180,7 @@ def _message_fs(priced: Pricing) -> Ints:
         for held in (None, *priced.held):
             transit = Fraction(0) if priced.grain == "fluid" else own if held is None else max(own, held)
             times.append(floor(alpha + transit))
-    slow = slowest_rate(priced, np.arange(len(priced.links)))
-    kind = priced.links.link_class * (1 + len(priced.held)) + 1 + slow
+    kind = priced.links.link_class * (1 + len(priced.held)) + 1 + priced.slowest
     by_link: Ints = np.array(times, np.int64)[kind]
     return by_link
 
