@@ -77,17 +77,22 @@ class Integer:
 class Number:
     """An exact number in `unit` (see `quantity`), bounded by `minimum`, `maximum` (inclusive) or `above`.
 
-    Reads as Fraction.
+    With `nonzero` it is 0 or at least that. Reads as Fraction.
     """
 
     unit: str = ""
     minimum: int | Fraction | None = None
     maximum: int | Fraction | None = None
     above: int | Fraction | None = None  # exclusive lower bound
+    nonzero: Fraction | None = None  # least value other than 0
 
     def words(self) -> str:
         """What is expected, for messages."""
         words = UNIT_WORDS[self.unit]
+        if self.nonzero is not None and self.maximum is not None:
+            return f"{words}, 0 or from {_shown(self.nonzero)} to {_shown(self.maximum)}"
+        if self.minimum is not None and self.maximum is not None:
+            return f"{words} from {_shown(self.minimum)} to {_shown(self.maximum)}"
         if self.above is not None:
             words += f" above {self.above}"
         if self.minimum is not None:
@@ -120,6 +125,8 @@ class Number:
         for key, value in bounds.items():
             if value is not None:
                 bare[key] = int(value) if Fraction(value).denominator == 1 else float(value)
+        if self.nonzero is not None:
+            bare = {"anyOf": [{"const": 0}, {**bare, "minimum": float(self.nonzero)}]}
         sign = "[-+]?" if all(b is None or b < 0 for b in (self.minimum, self.above)) else r"\+?"
         digits = r"([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?"
         units = "|".join(re.escape(unit) for unit in units_of(self.unit))
@@ -468,6 +475,11 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f"did you mean {close[0]!r}?" if close else ""
 
 
+def _shown(bound: int | Fraction) -> str:
+    """A bound as people write it: 0.5, 1000, 1e9."""
+    return re.sub(r"e([-+])0*", lambda found: "e" + found[1].strip("+"), f"{float(bound):g}")
+
+
 def _wrong_type(node: Node, form: Form, help: str = "") -> None:
     node.error("Y101", f"expected {form.words()}, found {node.describe()}", help)
 
@@ -482,6 +494,7 @@ def _in_range(node: Node, form: Integer | Number, value: Fraction) -> bool:
         (form.minimum is not None and value < form.minimum)
         or (form.maximum is not None and value > form.maximum)
         or (above is not None and value <= above)
+        or (isinstance(form, Number) and form.nonzero is not None and 0 < value < form.nonzero)
     ):
         node.error("Y104", f"expected {form.words()}, found {shorten(node.text)}")
         return False

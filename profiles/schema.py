@@ -5,6 +5,7 @@ docs/profiles.md explains the format with examples; `taccl.profiles.profile_file
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import Any
 
 from taccl.profiles.forms import Boolean, Either, Field, Integer, ListOf, MapOf, Number, Record, Row, Text
@@ -13,11 +14,13 @@ SCHEMA_NAME = "taccl/profile/v1"
 MAX_RANKS = 4096
 MAX_LINKS = 2_000_000
 MAX_PORTS = 100_000
+MIN_TIME_US = Fraction(1, 10**9)  # a femtosecond, in which all times are counted
 MAX_TIME_US = 10**9
-MAX_BETA_US_PER_MB = 10**12  # one byte a microsecond is 10^6
+MIN_BETA_US_PER_MB = Fraction(1, 10**6)  # an exabyte a second
+MAX_BETA_US_PER_MB = 10**9  # a kilobyte a second
 
-_ALPHA = Number("us", minimum=0, maximum=MAX_TIME_US)
-_BETA = Number("us/MB", above=0, maximum=MAX_BETA_US_PER_MB)
+_ALPHA = Number("us", minimum=0, maximum=MAX_TIME_US, nonzero=MIN_TIME_US)
+_BETA = Number("us/MB", minimum=MIN_BETA_US_PER_MB, maximum=MAX_BETA_US_PER_MB)
 _RANK = Integer(0, MAX_RANKS - 1)
 _COUNT = Integer(1, MAX_RANKS)
 _NAME = Text(pattern=r"[^\x00-\x1f\x7f-\x9f]{1,128}", looks="a name of 1 to 128 printable characters")
@@ -43,7 +46,9 @@ MEASURED = Record(
     {
         "samples": Field(Integer(1, 10**12), "how many timings the fit used", required=True),
         "residual": Field(Number("fraction", minimum=0, maximum=10**9), "relative residual", required=True),
-        "alpha_ci": Field(_ALPHA, "half width of alpha's 95 % interval"),
+        "alpha_ci": Field(
+            Number("us", minimum=0, maximum=MAX_TIME_US), "half width of alpha's 95 % interval"
+        ),
         "beta_ci": Field(
             Number("us/MB", minimum=0, maximum=MAX_BETA_US_PER_MB), "half width of beta's 95 % interval"
         ),
@@ -217,7 +222,8 @@ PROFILE = Record(
                 {
                     "alpha": Field(_ALPHA, "time per message, in us"),
                     "beta": Field(
-                        Number("us/MB", minimum=0, maximum=MAX_BETA_US_PER_MB), "time per data, in us/MB"
+                        Number("us/MB", minimum=0, maximum=MAX_BETA_US_PER_MB, nonzero=MIN_BETA_US_PER_MB),
+                        "time per data, in us/MB",
                     ),
                 },
                 "the cost of reducing an arrived message into local data",

@@ -26,6 +26,7 @@ from taccl.synth.models.solver import Strategy
 from taccl.synth.models.trees import solve_trees
 from taccl.synth.problem import Layer, Problem, Symmetry, problem, with_symmetry
 from taccl.synth.schedule import Transfer, as_transfers
+from taccl.synth.symmetric.prices import LONGEST_FS
 from taccl.synth.symmetric.search import Task, search
 from taccl.synth.symmetric.solve import Effort
 
@@ -114,6 +115,10 @@ class Search:
         """Schedules of representatives under the machine's symmetry, expanded; `name` is one of COLLECTIVES."""
         if self.should_stop():
             return
+        priced = p.costs
+        longest_fs = max(*priced.alpha_fs, *priced.chunk_fs, priced.reduce_alpha_fs, priced.reduce_chunk_fs)
+        if longest_fs > LONGEST_FS:
+            return  # its columns have no room for such times; the other engines count without limit
         partition = p.collective.partition
         task = Task(
             self.topology, link_table(self.topology), name, partition, p.costs.chunk_bytes, root, tuple(pairs),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -52,6 +53,52 @@ def bound_us(topology: Topology, name: str, size: int, partition: int = 1) -> fl
 
 def granular_us(topology: Topology, name: str, size: int, partition: int = 1) -> float:
     return granular_bound(topology, build(name, topology.ranks, partition), size).time_us
+
+
+def uneven(ranks: int) -> Topology:
+    """Every pair joined, each link at a rate of its own, so that betas have no short common denominator."""
+    links = tuple(
+        Link(a, b, Fraction(7, 10), Fraction(10**6, 10_007 + 97 * a + 1009 * b), Fraction(7, 10))
+        for a in range(ranks)
+        for b in range(ranks)
+        if a != b
+    )
+    return Topology("uneven", (tuple(range(ranks)),), links)
+
+
+@pytest.mark.parametrize("name", ["allgather", "alltoall", "reducescatter", "allreduce", "broadcast"])
+def test_rates_without_a_common_denominator_have_bounds(name: str) -> None:
+    cluster = uneven(8)
+    slowest = max(link.beta_us_per_mb for link in cluster.links)
+    even = replace(cluster, links=tuple(replace(link, beta_us_per_mb=slowest) for link in cluster.links))
+    quickest = min(link.beta_us_per_mb for link in cluster.links)
+    quick = replace(cluster, links=tuple(replace(link, beta_us_per_mb=quickest) for link in cluster.links))
+    assert bound_us(quick, name, MB) <= bound_us(cluster, name, MB) <= bound_us(even, name, MB)
+
+
+def test_numbers_far_apart_end_quietly(capfd: pytest.CaptureFixture[str]) -> None:
+    """Floating-point programs may fail on them or go round for ever; neither shows."""
+    slow = Topology("slow", ((0, 1, 2, 3),), tuple(
+        Link(a, b, Fraction(7, 10), Fraction(10**12), Fraction(7, 10)) for a in range(4) for b in range(4) if a != b
+    ))  # fmt: skip
+    assert bound_us(slow, "allgather", MB) > 0
+    classes = {"a": (10**9, "1e-6"), "b": (1000, "1e-6"), "c": ("3.3333333e-9", "40")}
+    ends = {
+        (0, 1): "c",
+        (1, 0): "c",
+        (1, 2): "c",
+        (1, 3): "a",
+        (2, 0): "a",
+        (2, 3): "b",
+        (3, 0): "b",
+        (3, 1): "c",
+    }
+    links = []
+    for (src, dst), name in ends.items():
+        alpha, beta = classes[name]
+        links.append(Link(src, dst, Fraction(alpha), Fraction(beta), Fraction(alpha)))
+    assert bound_us(Topology("far", ((0, 1, 2, 3),), tuple(links)), "alltoall", 1) > 0
+    assert capfd.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize(("name", "us"), [("allgather", 120), ("alltoall", 120), ("reducescatter", 120)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -205,6 +206,21 @@ def test_the_profile_can_be_read_back() -> None:
     assert told["schema"] == "taccl/measure/v1"
     assert len(told["pairs"]) == 56
     assert [cls["links"] for cls in told["classes"]] == [32, 24]
+
+
+def test_what_a_fit_leaves_of_nothing_can_be_read_back() -> None:
+    found = survey(machine(1, 3, None, noise=0.0), QUICK)
+    fitted = found.classes[0]
+    fit = replace(fitted.fit, alpha_us=1.2e-17, occupancy_us=3e-18, beta_us_per_mb=1e-19, alpha_ci_us=1e-16)
+    found = replace(
+        found, classes=(replace(fitted, fit=fit), *found.classes[1:]), reduce_alpha_us=1e-15,
+        reduce_beta_us_per_mb=1e-12,
+    )  # fmt: skip
+    result = topology(found, "quick", "simulated")
+    assert (
+        result.reduce_alpha_us == result.reduce_beta_us_per_mb == min(x.alpha_us for x in result.links) == 0
+    )
+    assert read_topology(write_topology(result), "quick.yaml") == result
 
 
 def test_numbers_have_four_digits() -> None:

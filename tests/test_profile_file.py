@@ -214,6 +214,9 @@ def damaged(old: str, new: str, text: str = HOMOGENEOUS) -> str:
         (damaged("class: ib", "class: ibb"), "P103", (15, 18)),
         (damaged("beta: 25GB/s", "beta: -1"), "Y104", (17, 28)),
         (damaged("beta: 25GB/s", "beta: 0"), "Y104", (17, 28)),
+        (damaged("beta: 25GB/s", "beta: 1e-100"), "Y104", (17, 28)),
+        (damaged("beta: 25GB/s", "beta: 1e12"), "Y104", (17, 28)),
+        (damaged("alpha: 0.7us", "alpha: 1e-320"), "Y104", (17, 15)),
         (damaged("occupancy: 0.2us", "occupancy: 0.8us"), "P105", (17, 47)),
         (damaged("residual: 3%", "residual: x"), "Y103", (18, 70)),
         (damaged("samples: 40, ", ""), "Y109", (18, 46)),
@@ -241,6 +244,19 @@ def damaged(old: str, new: str, text: str = HOMOGENEOUS) -> str:
 )  # fmt: skip
 def test_what_is_refused_and_where(text: str, code: str, place: tuple[int, int]) -> None:
     assert (code, *place) in codes(text)
+
+
+def test_what_is_allowed_is_said() -> None:
+    with pytest.raises(InvalidInput) as caught:
+        read_topology(
+            damaged("alpha: 0.7us", "alpha: 1e-320").replace("beta: 25GB/s", "beta: 1e12"), "x.yaml"
+        )
+    low, high = (found.message for found in caught.value.diagnostics)
+    assert low.endswith("0 or from 1e-9 to 1e9, found 1e-320")
+    assert high.endswith("from 1e-6 to 1e9, found 1e12")
+    text = damaged("alpha: 2.6us", "alpha: 1e-9").replace("beta: 100Gbit/s", "beta: 1e9")
+    assert "alpha: 1e-9" in text and "beta: 1e9" in text
+    assert read_topology(text, "x.yaml")
 
 
 def test_one_mistake_is_one_finding() -> None:
@@ -314,8 +330,8 @@ def test_writing_refuses_a_topology_that_breaks_its_rules() -> None:
 NAMES = st.text(st.characters(blacklist_categories=("Cc", "Cs")), min_size=1, max_size=12)
 RATES = st.one_of(
     st.integers(1, 10**6).map(Fraction),
-    st.fractions(min_value=Fraction(1, 10**9), max_value=10**9, max_denominator=10**12),
-    st.floats(1e-6, 1e9).map(Fraction),
+    st.fractions(min_value=Fraction(1, 10**6), max_value=10**9, max_denominator=10**12),
+    st.floats(2e-6, 1e9).map(Fraction),
 )
 WIDTHS = st.floats(0, 1e6)
 

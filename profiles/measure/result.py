@@ -9,6 +9,7 @@ from typing import Any
 
 from taccl.profiles.measure.contention import FoundPort
 from taccl.profiles.measure.survey import Survey
+from taccl.profiles.schema import MIN_BETA_US_PER_MB, MIN_TIME_US
 from taccl.profiles.topology import Link, Measurement, Nic, Port, Switch, Topology
 
 _EQUAL = 1.15  # ports of a kind whose betas differ by less, neighbour to neighbour, are equal
@@ -20,6 +21,11 @@ def rounded(value: float) -> Fraction:
     return Fraction(f"{value:.4g}")
 
 
+def _or_none(value: float, least: Fraction) -> Fraction:
+    """`rounded`; what a fit leaves below the least that a profile can state is nothing."""
+    return rounded(value) if value >= least else Fraction(0)
+
+
 def topology(found: Survey, name: str, source: str) -> Topology:
     """The topology of a survey. Links of a class get the same numbers, ports that are about equal too."""
     ports = _equalised(found.ports)
@@ -29,7 +35,7 @@ def topology(found: Survey, name: str, source: str) -> Topology:
             crossing.setdefault(link, []).append(index)
     links = []
     for cls in found.classes:
-        alpha = rounded(cls.fit.alpha_us)
+        alpha = _or_none(cls.fit.alpha_us, MIN_TIME_US)
         measured = Measurement(
             samples=cls.fit.samples,
             residual=float(rounded(cls.fit.residual)),
@@ -43,7 +49,7 @@ def topology(found: Survey, name: str, source: str) -> Topology:
                     dst=dst,
                     alpha_us=alpha,
                     beta_us_per_mb=max(rounded(cls.fit.beta_us_per_mb), _LEAST_BETA),
-                    occupancy_us=min(alpha, rounded(cls.fit.occupancy_us)),
+                    occupancy_us=min(alpha, _or_none(cls.fit.occupancy_us, MIN_TIME_US)),
                     ports=tuple(crossing.get((src, dst), ())),
                     kind=cls.name,
                     measured=measured,
@@ -58,8 +64,8 @@ def topology(found: Survey, name: str, source: str) -> Topology:
         ),
         switches=_switches(found),
         nics=_nics(ports),
-        reduce_alpha_us=rounded(found.reduce_alpha_us),
-        reduce_beta_us_per_mb=rounded(found.reduce_beta_us_per_mb),
+        reduce_alpha_us=_or_none(found.reduce_alpha_us, MIN_TIME_US),
+        reduce_beta_us_per_mb=_or_none(found.reduce_beta_us_per_mb, MIN_BETA_US_PER_MB),
         source=source,
     )
     result.check()

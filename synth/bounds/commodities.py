@@ -20,6 +20,7 @@ from taccl.synth.bounds.certificate import Certificate, by_paths, open_at, round
 from taccl.synth.bounds.network import UNREACHABLE, Network
 
 MAX_ROUNDS = 20
+MAX_PIVOTS = 200_000  # of one program; the largest ones take some ten thousand
 MAX_VARIABLES = 30_000  # flows x links; beyond it the program takes more than seconds
 Ends = Sequence[tuple[int, int]]
 
@@ -50,7 +51,7 @@ class FlowProgram:
     balance: list[list[Any]] = field(init=False)  # per flow, per rank
 
     def __post_init__(self) -> None:
-        self.solver = solver = pywraplp.Solver.CreateSolver("GLOP")
+        self.solver = solver = linear_solver()
         unit, infinity = float(self.network.ticks_per_us), solver.infinity()
         self.deadline = solver.NumVar(0, infinity, "T")
         solver.Minimize(self.deadline)
@@ -137,6 +138,13 @@ def least_time(
         if time >= UNREACHABLE:
             return found
     return found
+
+
+def linear_solver() -> Any:
+    """An empty program for GLOP that ends after MAX_PIVOTS: numbers far apart can make it go round for ever."""
+    solver = pywraplp.Solver.CreateSolver("GLOP")
+    assert solver.SetSolverSpecificParametersAsString(f"max_number_of_iterations: {MAX_PIVOTS}")
+    return solver
 
 
 def capacity_row(network: Network, resource: int, offset: int, time: Fraction) -> tuple[float, float]:

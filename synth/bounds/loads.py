@@ -18,7 +18,7 @@ from ortools.graph.python import max_flow
 from ortools.linear_solver import pywraplp
 
 from taccl.synth.bounds.certificate import Certificate, Row, by_rows, open_at, roundings
-from taccl.synth.bounds.commodities import Ends, Sink, capacity_row, stretch
+from taccl.synth.bounds.commodities import Ends, Sink, capacity_row, linear_solver, stretch
 from taccl.synth.bounds.network import UNREACHABLE, Network
 
 MAX_ROUNDS = 60
@@ -69,7 +69,7 @@ def _solve(
     time: Fraction,
 ) -> list[Certificate]:
     """One linear program with resources open as given; rows found on the way are added to `known`."""
-    solver = pywraplp.Solver.CreateSolver("GLOP")
+    solver = linear_solver()
     unit = float(network.ticks_per_us)
     deadline = solver.NumVar(0, solver.infinity(), "T")
     loads = {e: solver.NumVar(0, solver.infinity(), "") for e in range(len(ends)) if usable[e]}
@@ -101,7 +101,7 @@ def _solve(
         add(row)
     for _ in range(MAX_ROUNDS):
         if solver.Solve() != pywraplp.Solver.OPTIMAL:
-            break
+            return []  # betas too far apart for floating point suggest nothing
         x = [loads[e].solution_value() if e in loads else 0.0 for e in range(len(ends))]
         fresh = [row for sink in sinks for row in violated_cuts(network.ranks, ends, sink, x)]
         fresh = [row for row in dict.fromkeys(fresh) if row not in seen]
@@ -114,7 +114,8 @@ def _solve(
         if blocked:
             return [by_rows(network, offsets, [(row, Fraction(1))], {}) for row in blocked]
     else:
-        solver.Solve()
+        if solver.Solve() != pywraplp.Solver.OPTIMAL:
+            return []
     if stretch(network, solver.Objective().Value(), time) <= 1 + 1e-12:
         return []
     duals = [max(0.0, c.dual_value()) for c in constraints]  # type: ignore[attr-defined]

@@ -17,6 +17,11 @@ from taccl.profiles.topology import Topology
 from taccl.synth.cost import FS_PER_US, costs
 
 UNREACHABLE = 1 << 160  # ticks; above every time that can occur
+# Many betas written as rates (24.7GB/s) have a common denominator of hundreds of digits. Beyond so many ticks a us,
+# the least duration has 2^PRECISION ticks instead, and all are rounded down: times can only become shorter, so what
+# bounds them bounds the true ones.
+MAX_TICKS_PER_US = 1 << 80
+PRECISION = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +62,10 @@ def fluid(topology: Topology, chunk_bytes: Fraction) -> Network:
     occupancies = [link.occupancy_us for link in topology.links]
     rates = [link.beta_us_per_mb for link in topology.links] + [p.beta_us_per_mb for p in topology.ports]
     betas = [rate * per_chunk for rate in rates]
-    ticks = math.lcm(1, *(f.denominator for f in (*alphas, *occupancies, *betas)))
+    durations = [*alphas, *occupancies, *betas]
+    ticks = math.lcm(1, *{f.denominator for f in durations})
+    if ticks > MAX_TICKS_PER_US:
+        ticks = math.ceil(2**PRECISION / min(d for d in durations if d))
     beta = [int(b * ticks) for b in betas]
     return _network(
         topology, [int(a * ticks) for a in alphas], [int(o * ticks) for o in occupancies], beta,
