@@ -81,4 +81,4 @@ def in_words(choice: LinkChoice) -> str:
     if choice.scope:
         words.append("inside nodes" if choice.scope == "intra" else "between nodes")
     back = ", both ways," if choice.both_ways and choice.pairs is None else ""
-    return f"links {' '.join(words)}{back}"
+    return f"links {' '.join(words)}{back}" if words else "all links"

@@ -105,6 +105,14 @@ def test_rules_carry_the_place_of_their_line() -> None:
     assert ends(topology, cap.links) == {(a, b) for a in range(8) for b in range(8, 16)}
 
 
+def test_a_line_without_a_selection_means_all_links() -> None:
+    text = "avoid: [{from: all, to: all}]\ncaps: [{from: all, to: all, limit: 3}]\n"
+    rules = on(load_topology("ring:4"), text).rules
+    assert [rule.text for rule in rules] == [
+        "all links may not be used", "all links carry at most 3 chunk(s) each"
+    ]  # fmt: skip
+
+
 def test_use_leaves_only_what_one_of_its_lines_selects() -> None:
     topology = load_topology("ndv2:2")
     restrictions = on(
