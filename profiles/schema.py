@@ -12,7 +12,7 @@ from taccl.profiles.forms import Boolean, Either, Field, Integer, ListOf, MapOf,
 
 SCHEMA_NAME = "taccl/profile/v1"
 MAX_RANKS = 4096
-MAX_LINKS = 2_000_000
+MAX_LINKS = 20_000_000
 MAX_PORTS = 100_000
 MIN_TIME_US = Fraction(1, 10**9)  # a femtosecond, in which all times are counted
 MAX_TIME_US = 10**9

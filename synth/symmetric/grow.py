@@ -39,23 +39,24 @@ class _Growth:
         self.inst, self.roots, self.taste = inst, roots, taste
         ranks = inst.ranks
         self.node_of = inst.node_of.tolist()
-        self.dst = inst.links.dst
+        self.dst: list[int] = inst.links.dst.tolist()
         self.arrived = [
             [-1] * ranks for _ in roots
         ]  # hop that reaches the rank (scheduled already), -2: root
         self.depth = [[0] * ranks for _ in roots]
         self.entered: list[set[int]] = [{self.node_of[root]} for root in roots]
-        self.cursors: dict[int, list[tuple[object, int, int, int, int]]] = {}  # lane -> heap
+        # Per lane a heap of (key, chunk, rank, position among the rank's links of this lane, number).
+        self.cursors: list[list[tuple[object, int, int, int, int]]] = [[] for _ in inst.lane_holds]
         self.lanes_of: dict[int, list[int]] = {}  # resource -> lanes
         for lane, holds in enumerate(inst.lane_holds):
             for resource, _ in holds:
                 self.lanes_of.setdefault(resource, []).append(lane)
-        self.free: dict[int, int] = {}
+        self.free = [0] * (1 + max(self.lanes_of, default=0))  # per resource
         self.hops: list[RepHop] = []
         self.left = [ranks - 1 for _ in roots]
         self.sequence = 0
         self.random = np.random.default_rng(taste.seed) if taste.seed else None
-        self.segments: dict[int, list[tuple[int, list[int]]]] = {}
+        self.segments: dict[int, dict[int, list[int]]] = {}
 
     def run(self) -> list[RepHop] | None:
         events: list[tuple[int, int, int, int]] = []  # (time, 0 arrival | 1 free, chunk or resource, rank)
@@ -72,76 +73,87 @@ class _Growth:
                 else:
                     touched.update(self.lanes_of[subject])
             # Dear lanes first: what is slowest decides. Of equal ones that with most to do, or it alone is left.
-            urgency = {
-                lane: (-self.inst.lane_transit_fs[lane], -self._backlog(lane, now), lane) for lane in touched
-            }
-            for lane in sorted(touched, key=urgency.__getitem__):
+            urgency = sorted(
+                (-self.inst.lane_transit_fs[lane], -self._backlog(lane), lane)
+                for lane in touched
+                if self.cursors[lane] and self._is_free(lane, now)
+            )
+            for _, _, lane in urgency:
                 self._serve(lane, now, events)
         return None if any(self.left) else self.hops
 
     def _offer(self, now: int, chunk: int, rank: int) -> list[int]:
         """A chunk has arrived: its rank can send it on every lane that leads somewhere."""
         lanes = []
-        for lane, links in self._segments(rank):
-            remote = self.node_of[rank] != self.node_of[int(self.dst[links[0]])]
+        for lane, links in self._segments(rank).items():
+            remote = self.node_of[rank] != self.node_of[self.dst[links[0]]]
             if remote and self.taste.from_root and rank != self.roots[chunk]:
+                continue
+            # What is of no use now never will be.
+            if not any(self._useful(chunk, rank, self.dst[e]) for e in links):
                 continue
             self.sequence += 1
             tie = self.sequence if self.random is None else int(self.random.integers(1 << 30))
-            key = {
-                "arrival": (now, tie),
-                "depth": (self.depth[chunk][rank], tie),
-                "late": (-now, tie),
-                "scarce": (self._options(chunk, links), tie),
-            }[self.taste.order]
-            heapq.heappush(self.cursors.setdefault(lane, []), (key, chunk, rank, 0, self.sequence))
+            heapq.heappush(
+                self.cursors[lane],
+                ((self._order(now, chunk, rank, links), tie), chunk, rank, 0, self.sequence),
+            )
             lanes.append(lane)
         return lanes
 
+    def _order(self, now: int, chunk: int, rank: int, links: Sequence[int]) -> int:
+        if self.taste.order == "depth":
+            return self.depth[chunk][rank]
+        if self.taste.order == "scarce":
+            return self._options(chunk, links)
+        return -now if self.taste.order == "late" else now
+
+    def _useful(self, chunk: int, rank: int, target: int) -> bool:
+        if self.arrived[chunk][target] != -1:
+            return False
+        node = self.node_of[target]
+        foreign = node != self.node_of[rank]
+        return not (foreign and self.taste.enter_once and node in self.entered[chunk])
+
     def _options(self, chunk: int, links: Sequence[int]) -> int:
         """How many ways lead to the first rank of a list that already have the chunk."""
-        target = int(self.dst[links[0]])
+        target = self.dst[links[0]]
         return sum(
-            self.arrived[chunk][int(self.dst[e])] != -1 for _, more in self._segments(target) for e in more
+            self.arrived[chunk][self.dst[e]] != -1 for more in self._segments(target).values() for e in more
         )
 
-    def _segments(self, rank: int) -> list[tuple[int, list[int]]]:
+    def _segments(self, rank: int) -> dict[int, list[int]]:
         """Per lane the links out of a rank, those to its own place in other nodes first, near nodes first."""
         if rank not in self.segments:
             inst = self.inst
             links = inst.out_links[inst.out_first[rank] : inst.out_first[rank + 1]]
             lanes = inst.lane[links]
             cuts = np.flatnonzero(np.diff(lanes)) + 1
-            self.segments[rank] = [
-                (int(inst.lane[part[0]]), part.tolist()) for part in np.split(links, cuts) if len(part)
-            ]
+            self.segments[rank] = {
+                int(inst.lane[part[0]]): part.tolist() for part in np.split(links, cuts) if len(part)
+            }
         return self.segments[rank]
 
-    def _backlog(self, lane: int, now: int) -> int:
-        """How much the first chunk in a lane's queue still has to do there; 0 when the lane is not free."""
-        queue = self.cursors.get(lane)
-        if not queue or any(self.free.get(resource, 0) > now for resource, _ in self.inst.lane_holds[lane]):
-            return 0
-        _, chunk, rank, position, _ = queue[0]
-        links = next(part for other, part in self._segments(rank) if other == lane)
+    def _is_free(self, lane: int, now: int) -> bool:
+        return all(self.free[resource] <= now for resource, _ in self.inst.lane_holds[lane])
+
+    def _backlog(self, lane: int) -> int:
+        """How much the first chunk in a lane's queue still has to do there."""
+        _, chunk, rank, position, _ = self.cursors[lane][0]
         reached = self.arrived[chunk]
-        return sum(reached[int(self.dst[e])] == -1 for e in links[position:])
+        return sum(reached[self.dst[e]] == -1 for e in self._segments(rank)[lane][position:])
 
     def _serve(self, lane: int, now: int, events: list[tuple[int, int, int, int]]) -> None:
         inst = self.inst
-        queue = self.cursors.get(lane)
+        queue = self.cursors[lane]
         holds = inst.lane_holds[lane]
-        while queue:
-            if any(self.free.get(resource, 0) > now for resource, _ in holds):
-                return
+        while queue and self._is_free(lane, now):
             key, chunk, rank, position, number = queue[0]
-            links = next(part for other, part in self._segments(rank) if other == lane)
-            reached, entered = self.arrived[chunk], self.entered[chunk]
+            links = self._segments(rank)[lane]
+            reached = self.arrived[chunk]
             while position < len(links):
-                target = int(self.dst[links[position]])
-                node = self.node_of[target]
-                foreign = node != self.node_of[rank]
-                if reached[target] == -1 and not (foreign and self.taste.enter_once and node in entered):
+                target = self.dst[links[position]]
+                if self._useful(chunk, rank, target):
                     break
                 position += 1
             if position == len(links):
@@ -149,7 +161,7 @@ class _Growth:
                 continue
             heapq.heapreplace(queue, (key, chunk, rank, position + 1, number))
             reached[target] = len(self.hops)
-            entered.add(node)
+            self.entered[chunk].add(self.node_of[target])
             self.depth[chunk][target] = self.depth[chunk][rank] + 1
             before = reached[rank]
             self.hops.append(hop(chunk, links[position], (before,) if before >= 0 else ()))
