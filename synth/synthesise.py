@@ -130,6 +130,12 @@ def synthesise(
             raise Interrupted("stopped before a first algorithm was found")
         if request.engine not in ("auto", "cp-sat", "greedy"):
             raise Infeasible(_why_not(search, request, ladder))
+        if search.left_s() > 0:
+            hint = "" if request.engine == "auto" else "; --engine auto tries all others too"
+            raise Infeasible(
+                f"engine {request.engine} cannot do this {request.collective}: none of its schedules brings all "
+                f"data where they are wanted{hint}"
+            )
         raise NoSolutionInTime(
             f"no algorithm was found within {request.time_limit_s:g} s; "
             "give more time with --time-limit or loosen the sketch"

@@ -175,3 +175,14 @@ def test_stopping_at_once_is_an_interruption_and_bad_requests_are_refused() -> N
         synthesise(Request(topology, "broadcast", 10, root=9))
     with pytest.raises(UsageError):
         synthesise(Request(topology, "gossip", 10))
+
+
+def test_an_engine_that_cannot_do_it_says_so_at_once() -> None:
+    """A sum that several ranks want is no tree; that more time would help is not true."""
+    chunk = Chunk(((0, 0), (1, 0)), ((1, 0), (2, 0), (3, 0)))
+    custom = Collective("custom", 4, (chunk,), True, (1, 1, 0, 0), (0, 1, 1, 1), (None,) * 4, 1, 1)
+    request = Request(
+        load_topology("ring:4"), "custom", 1000, engine="greedy", custom=custom, time_limit_s=60.0
+    )
+    with pytest.raises(Infeasible, match=r"engine greedy cannot do this custom.*--engine auto"):
+        synthesise(request)
