@@ -22,6 +22,7 @@ from taccl.synth.bounds.scale import scale_bound
 from taccl.synth.collective import build
 from taccl.synth.cost import FS_PER_US, us
 from taccl.synth.places import NAMED
+from taccl.synth.symmetric.algorithm import SymmetricAlgorithm
 
 # Bounds are proved by linear programs whose weights are rounded, and files hold whole picoseconds: equal times may
 # differ by this share and this much.
@@ -66,7 +67,7 @@ class Judgement:
         )
 
 
-def judge_certificate(algorithm: Algorithm, topology: Topology) -> Judgement:
+def judge_certificate(algorithm: Algorithm | SymmetricAlgorithm, topology: Topology) -> Judgement:
     """Prove an algorithm's certificate again, as far as that can be done. `time_fs` is taken as it is.
 
     Raises ValueError when some data cannot reach its destination on this topology.
@@ -119,6 +120,19 @@ def _within(time_fs: Fraction | int, limit_fs: Fraction | int) -> bool:
     return time_fs <= limit_fs * (1 + SAME) + ROUNDED_FS
 
 
+def _at_scale(algorithm: Algorithm | SymmetricAlgorithm, topology: Topology, grain: str) -> Bound | None:
+    """The bound at scale, where the collective is what its name says."""
+    links, size = link_table(topology), algorithm.size_bytes
+    if isinstance(algorithm, SymmetricAlgorithm):
+        name, partition, root = algorithm.collective, algorithm.partition, algorithm.root
+    elif _named(algorithm):
+        collective = algorithm.collective
+        name, partition, root = collective.name, collective.partition, collective.root
+    else:
+        return None
+    return scale_bound(topology, links, name, partition, size, grain, root)
+
+
 def _named(algorithm: Algorithm) -> bool:
     """Whether the collective is what its name says, so that bounds for that name hold."""
     collective = algorithm.collective
@@ -127,29 +141,34 @@ def _named(algorithm: Algorithm) -> bool:
     )
 
 
-def _lower_bound(algorithm: Algorithm, topology: Topology, claimed: Fraction) -> Bound:
+def _lower_bound(algorithm: Algorithm | SymmetricAlgorithm, topology: Topology, claimed: Fraction) -> Bound:
     """The strongest bound for any algorithm; the slow ones only where the quick ones do not reach the claim."""
-    collective, size = algorithm.collective, algorithm.size_bytes
-    found = []
-    if _named(algorithm):
-        found.append(
-            scale_bound(topology, link_table(topology), collective.name, 1, size, root=collective.root)
-        )
-        if _within(claimed, found[0].time_fs):
-            return found[0]
-    return strongest([*found, lower_bound(topology, collective, size)])
+    quick = _at_scale(algorithm, topology, "fluid")
+    if quick is not None and (isinstance(algorithm, SymmetricAlgorithm) or _within(claimed, quick.time_fs)):
+        return quick
+    assert isinstance(algorithm, Algorithm)
+    exact = lower_bound(topology, algorithm.collective, algorithm.size_bytes)
+    return exact if quick is None else strongest([quick, exact])
 
 
-def _bounds_of_chunks(algorithm: Algorithm, topology: Topology, free: Bound) -> Iterator[tuple[str, Bound]]:
+def _bounds_of_chunks(
+    algorithm: Algorithm | SymmetricAlgorithm, topology: Topology, free: Bound
+) -> Iterator[tuple[str, Bound]]:
     """Bounds for ever fewer algorithms, the quick ones first: (those that it holds for, bound)."""
     yield ANY_ALGORITHM, free
-    collective, size = algorithm.collective, algorithm.size_bytes
-    if _named(algorithm):
-        links, parts, root = link_table(topology), collective.partition, collective.root
-        yield WHOLE_CHUNKS, scale_bound(topology, links, collective.name, parts, size, "whole", root)
-        if all(len(message.chunks) == 1 for message in algorithm.messages):
-            single = scale_bound(topology, links, collective.name, parts, size, "single", root)
-            yield f"{WHOLE_CHUNKS}, one a message", single
-    if topology.ranks <= MOST_RANKS:
+    bound = _at_scale(algorithm, topology, "whole")
+    if bound is not None:
+        yield WHOLE_CHUNKS, bound
+    bound = _at_scale(algorithm, topology, "single") if _one_chunk_each(algorithm) else None
+    if bound is not None:
+        yield f"{WHOLE_CHUNKS}, one a message", bound
+    if topology.ranks <= MOST_RANKS and isinstance(algorithm, Algorithm):
+        collective = algorithm.collective
         network = whole(topology, algorithm.chunk_bytes)
         yield WHOLE_CHUNKS, bounds_on(network, collective, wanted(collective), free.time_fs)
+
+
+def _one_chunk_each(algorithm: Algorithm | SymmetricAlgorithm) -> bool:
+    if isinstance(algorithm, SymmetricAlgorithm):
+        return len(algorithm.messages.chunks) == len(algorithm.messages)
+    return all(len(message.chunks) == 1 for message in algorithm.messages)

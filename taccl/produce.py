@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from taccl.errors import CheckFailed, Infeasible, UsageError
+from taccl.program_file import LOWERED_RANKS
 
 if TYPE_CHECKING:
     from taccl.profiles.topology import Topology
@@ -21,9 +22,6 @@ if TYPE_CHECKING:
     from taccl.synth.synthesise import Progress, Request
 
 SUFFIXES = (".xml", ".json")
-# Beyond so many ranks no program is made: one send peer and one receive peer to a threadblock, a GPU has no room for
-# the threadblocks of a schedule with hundreds of peers, and MSCCL's loaders were written for far fewer.
-LOWERED_RANKS = 128
 
 
 @dataclass(frozen=True, slots=True)

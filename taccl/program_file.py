@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from taccl.errors import CheckFailed, UsageError
+from taccl.errors import CheckFailed, Infeasible, UsageError
 
 if TYPE_CHECKING:
     from taccl.profiles.topology import Topology
@@ -17,9 +17,14 @@ if TYPE_CHECKING:
     from taccl.synth.check_certificate import Judgement
     from taccl.synth.collective import Collective
     from taccl.synth.program import Program
+    from taccl.synth.symmetric.algorithm import SymmetricAlgorithm
     from taccl.synth.verify_finding import Finding
 
 MAX_NATIVE_BYTES = 256 << 20
+# Beyond so many ranks no program is made: one send peer and one receive peer to a threadblock, a GPU has no room for
+# the threadblocks of a schedule with hundreds of peers, and MSCCL's loaders were written for far fewer.
+LOWERED_RANKS = 128
+HEAD_CHARACTERS = 200  # in which a native file that taccl wrote says what it is
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,16 +135,60 @@ def topology_of(opened: ProgramFile, spec: str | None) -> Topology:
     return opened.topology
 
 
+@dataclass(frozen=True, slots=True)
+class ScheduleFile:
+    """A native file of more ranks than programs are made for, judged."""
+
+    algorithm: SymmetricAlgorithm
+    topology: Topology
+    problems: tuple[str, ...]  # of the schedule
+    judgement: Judgement | None  # of its certificate; None for a wrong schedule
+
+
+def open_large(file: str) -> ScheduleFile | None:
+    """The schedule in a native file if it has too many ranks for a program, else None. Raises InvalidInput."""
+    from taccl.profiles.link_table import link_table
+    from taccl.profiles.yaml_reader import read_text
+    from taccl.synth.check_certificate import judge_certificate
+    from taccl.synth.check_table import check_table
+    from taccl.synth.native import read_schedule
+    from taccl.synth.native_symmetric import SCHEMA
+    from taccl.synth.places import Places
+    from taccl.synth.symmetric.algorithm import SymmetricAlgorithm
+
+    if not file.endswith(".json"):
+        return None
+    text = read_text(Path(file), MAX_NATIVE_BYTES)
+    if SCHEMA not in text[:HEAD_CHARACTERS]:
+        return None  # read by open_program, once
+    made, topology = read_schedule(text, file)
+    if not isinstance(made, SymmetricAlgorithm) or made.ranks <= LOWERED_RANKS:
+        return None
+    links = link_table(topology)
+    places = Places(made.collective, made.ranks, made.partition, made.root)
+    problems = check_table(topology, links, places, made.size_bytes, made.batches(links), made.time_fs)
+    judgement = None if problems else judge_certificate(made, topology)
+    return ScheduleFile(made, topology, tuple(problems), judgement)
+
+
 def _open_native(file: str, options: dict[str, Any]) -> ProgramFile:
     from taccl.profiles.yaml_reader import read_text
     from taccl.synth.check_algorithm import check_algorithm
     from taccl.synth.lower import lower_exact
-    from taccl.synth.native import read_native
+    from taccl.synth.native import read_schedule
+    from taccl.synth.symmetric.algorithm import SymmetricAlgorithm
 
     for name in ("collective", "root", "demand", "pairs", "pre_post"):
         if options[name] is not None:
             raise UsageError(f"--{name.replace('_', '-')} is for XML; {file} says what its collective is")
-    algorithm, topology = read_native(read_text(Path(file), MAX_NATIVE_BYTES), file)
+    algorithm, topology = read_schedule(read_text(Path(file), MAX_NATIVE_BYTES), file)
+    if isinstance(algorithm, SymmetricAlgorithm):
+        if algorithm.ranks > LOWERED_RANKS:
+            raise Infeasible(
+                f"{file} is a schedule of {algorithm.ranks} ranks, and programs are made for up to {LOWERED_RANKS}: "
+                "taccl verify proves the schedule itself"
+            )
+        algorithm = algorithm.to_algorithm(topology)
     problems = check_algorithm(algorithm, topology)
     if problems:
         raise WrongAlgorithm(file, problems)

@@ -9,10 +9,12 @@ import click
 from taccl.commands.options import print_json
 from taccl.program_file import (
     ProgramFile,
+    ScheduleFile,
     WrongAlgorithm,
     certificate_findings,
     collective_options,
     judged,
+    open_large,
     open_program,
 )
 
@@ -42,6 +44,10 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     from taccl.synth.verify_finding import Finding
 
     file = options["file"]
+    large = open_large(file)
+    if large is not None:
+        _judge_large(ctx, large, options)
+        return
     cluster = None if options["topology"] is None else load_topology(options["topology"])
     findings: list[Finding] = []
     what = "the algorithm"
@@ -75,6 +81,51 @@ def command(ctx: click.Context, /, **options: Any) -> None:
         click.echo(f"{file}: {verdict}: {what}")
         if opened is not None and opened.judgement is not None and not errors:
             click.echo(f"{file}: certificate: {opened.judgement.text()}")
+    if errors:
+        ctx.exit(1)
+
+
+def _judge_large(ctx: click.Context, opened: ScheduleFile, options: dict[str, Any]) -> None:
+    """A schedule of more ranks than programs are made for: it is proved message by message."""
+    from taccl.errors import UsageError
+    from taccl.synth.cost import us
+    from taccl.synth.verify_finding import Finding
+
+    given = [
+        n for n in ("topology", "collective", "root", "demand", "pairs", "pre_post") if options[n] is not None
+    ]
+    if given:
+        raise UsageError(
+            f"--{given[0].replace('_', '-')} is for programs; {options['file']} is a schedule without one"
+        )
+    file, made, judgement = options["file"], opened.algorithm, opened.judgement
+    errors = [Finding("A100", problem) for problem in opened.problems]
+    if judgement is not None:
+        errors += [Finding("A101", problem) for problem in judgement.problems]
+    proved = None if errors or judgement is None else judgement
+    if options["as_json"]:
+        print_json({
+            "schema": "taccl/verify/v1",
+            "file": file,
+            "ok": not errors,
+            "collective": made.collective,
+            "ranks": made.ranks,
+            "steps": None,
+            "modes": None,
+            "certificate": None if proved is None else proved.document(),
+            "errors": [_entry(finding) for finding in errors],
+            "warnings": [],
+        })  # fmt: skip
+    else:
+        for finding in errors:
+            click.echo(finding.render(file))
+        verdict = f"wrong, {len(errors)} error{'s' * (len(errors) > 1)}" if errors else "correct"
+        click.echo(
+            f"{file}: {verdict}: schedule of {made.collective}, {made.ranks} ranks, {made.message_count} messages, "
+            f"{us(made.time_fs):.3f} us, without a program"
+        )
+        if proved is not None:
+            click.echo(f"{file}: certificate: {proved.text()}")
     if errors:
         ctx.exit(1)
 
