@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import Any
 
 from taccl.profiles.forms import Boolean, Either, Field, Integer, ListOf, MapOf, Number, Record, Row, Text
@@ -142,6 +143,8 @@ SYMMETRY = Either(
     )
 )
 
+TIME_LIMIT = Number("s", minimum=Fraction(1, 10), maximum=10**6)  # as --time-limit
+
 SKETCH = Record(
     {
         "schema": Field(Text(choices=(SCHEMA_NAME,)), "the format of this file", required=True),
@@ -162,7 +165,7 @@ SKETCH = Record(
         "partition": Field(Integer(1, 4096), "chunks that each block is cut into (default: chosen)"),
         "extra_hops": Field(Integer(0, MAX_RANKS), "hops that a chunk may take beyond a shortest path"),
         "codec": Field(_CODEC, "auto (default), none, or the codec that compresses chunks"),
-        "time_limit": Field(Number("s", above=0, maximum=10**6), "time for the search, e.g. 60s or 5min"),
+        "time_limit": Field(TIME_LIMIT, "time for the search, e.g. 60s or 5min"),
         "target_gap": Field(
             Number("fraction", minimum=0, maximum=1), "stop within this of the lower bound, e.g. 5%"
         ),

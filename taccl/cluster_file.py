@@ -28,6 +28,7 @@ from taccl.commands.synth import COLLECTIVES, ENGINES, PROTOCOLS
 from taccl.produce import Order
 from taccl.profiles.forms import Field, Integer, ListOf, Number, Record, Text, Values
 from taccl.profiles.yaml_reader import parse, read_text
+from taccl.sketches.schema import TIME_LIMIT
 
 SCHEMA = "taccl/cluster/v1"
 MANIFEST = "manifest.json"  # beside the results, see build_plan
@@ -40,7 +41,7 @@ _OPTIONS = {
     "partition": Field(Integer(1, 4096), "chunks per block of a rank"),
     "instances": Field(Integer(1, 32), "copies of the program on channels of their own"),
     "protocol": Field(Text(choices=PROTOCOLS), "protocol of the program"),
-    "time_limit": Field(Number("s", above=0), "seconds for one algorithm"),
+    "time_limit": Field(TIME_LIMIT, "time for one algorithm, e.g. 60s or 5min"),
     "target_gap": Field(Number("fraction", minimum=0, maximum=1), "stop at this gap to the lower bound"),
     "seed": Field(Integer(0, 2**31 - 1), "seed of the solver"),
     "workers": Field(Integer(1, 256), "threads of the solver for one algorithm"),

@@ -300,6 +300,8 @@ def test_cluster_file_errors_come_together(cluster: Path) -> None:
         ("output: out", 'output: out\nname: "a/{size}"', "B002"),
         ("output: out", 'output: out\nname: "{collective}"', "B003"),
         ("root: 2", "root: 4", "B006"),
+        ("engine: ring", "time_limit: 1e-9s", "Y104"),
+        ("root: 2", "time_limit: 1e30s", "Y104"),
         ("engine: ring", "root: 9", "B006"),
         ("[1KB, 1MB]", "[1KB, 1000]", "B004"),
         ("[1KB, 1MB]", "[1.5]", "B004"),

@@ -125,6 +125,8 @@ MISTAKES = {
     "size: 1M": ("2:7", "Y103", "write MB"),
     "size: 3/2": ("2:7", "S108", "not a whole number of bytes"),
     "size: 0": ("2:7", "Y104", "from 1 to"),
+    "time_limit: 1e-9": ("2:13", "Y104", "from 0.1 to 1e6, found 1e-9"),
+    "time_limit: 2000000": ("2:13", "Y104", "from 0.1 to 1e6"),
     "time_limit: 5parsec": ("2:13", "Y103", "a time such as 60s"),
     "target_gap: 2": ("2:13", "Y104", "from 0 to 1, found 2"),
     "partition: 1e3.5": ("2:12", "Y103", "a number"),

@@ -105,6 +105,11 @@ def test_rules_carry_the_place_of_their_line() -> None:
     assert ends(topology, cap.links) == {(a, b) for a in range(8) for b in range(8, 16)}
 
 
+def test_bare_numbers_are_bytes_seconds_and_a_fraction() -> None:
+    found = on(load_topology("ring:4"), "size: 1000\ntime_limit: 60\ntarget_gap: 0.05\n")
+    assert (found.size_bytes, found.time_limit_s, found.target_gap) == (1000, 60.0, 0.05)
+
+
 def test_a_line_without_a_selection_means_all_links() -> None:
     text = "avoid: [{from: all, to: all}]\ncaps: [{from: all, to: all, limit: 3}]\n"
     rules = on(load_topology("ring:4"), text).rules
