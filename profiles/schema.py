@@ -23,7 +23,9 @@ _ALPHA = Number("us", minimum=0, maximum=MAX_TIME_US, nonzero=MIN_TIME_US)
 _BETA = Number("us/MB", minimum=MIN_BETA_US_PER_MB, maximum=MAX_BETA_US_PER_MB)
 _RANK = Integer(0, MAX_RANKS - 1)
 _COUNT = Integer(1, MAX_RANKS)
-_NAME = Text(pattern=r"[^\x00-\x1f\x7f-\x9f]{1,128}", looks="a name of 1 to 128 printable characters")
+NAME_PATTERN = r"[^\x00-\x1f\x7f-\x9f]{1,128}"
+NAME_WORDS = "a name of 1 to 128 printable characters"
+_NAME = Text(pattern=NAME_PATTERN, looks=NAME_WORDS)
 _CLASS = Text(pattern=r"[A-Za-z_][A-Za-z0-9_.-]{0,63}", looks="the name of a link class")
 
 

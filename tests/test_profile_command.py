@@ -177,3 +177,11 @@ def test_staged_buffers_copy_around_every_message(monkeypatch: pytest.MonkeyPatc
     assert incoming.tolist() == [7] * 8  # they had reached the device
     assert len(waits) == 3
     assert staged.wire(4, True, 0).nbytes == 4
+
+
+@pytest.mark.parametrize("name", ["", "a\nb", "x" * 129])
+def test_names_that_a_profile_cannot_hold_are_refused(name: str, tmp_path: Path) -> None:
+    target = tmp_path / "p.yaml"
+    result = CliRunner().invoke(command, ["--name", name, "-o", str(target)])
+    assert result.exit_code == 2 and "a name of 1 to 128 printable characters" in result.stderr
+    assert not target.exists()

@@ -61,6 +61,22 @@ class Quantity(click.ParamType):  # type: ignore[type-arg]
         return float(number)
 
 
+class Name(click.ParamType):  # type: ignore[type-arg]
+    """A name that may stand in a profile."""
+
+    name = "name"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The name; fails for one that a reader of profiles would refuse."""
+        import re
+
+        from taccl.profiles.schema import NAME_PATTERN, NAME_WORDS
+
+        if not re.fullmatch(NAME_PATTERN, value):
+            self.fail(f"expected {NAME_WORDS}, found {value!r}", param, ctx)
+        return str(value)
+
+
 def write_output(path: str, text: str) -> None:
     """Write a whole file or nothing; `-` is stdout. Missing directories are made.
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from taccl.commands.options import Quantity, print_json, write_output
+from taccl.commands.options import Name, Quantity, print_json, write_output
 from taccl.commands.run import Size
 from taccl.errors import EnvironmentProblem, TacclError, UsageError
 
@@ -58,7 +58,9 @@ class Sizes(click.ParamType):  # type: ignore[type-arg]
     metavar="SIZE,SIZE,...",
     help="Message sizes for the bandwidth, e.g. 64K,256K,1M (default: chosen for each link).",
 )
-@click.option("--name", default="measured", show_default=True, help="Name of the topology.")
+@click.option(
+    "--name", type=Name(), metavar="TEXT", default="measured", show_default=True, help="Name of the topology."
+)
 @click.option(
     "--deadline",
     type=Quantity("s", 0.1, 1e6),
