@@ -110,8 +110,11 @@ def build(
         chunks = [Chunk(((s, d * k + j),), ((d, s * k + j),)) for s in every for d in every for j in range(k)]
         inputs, outputs, inplace = [n * k] * n, [n * k] * n, same
     elif name == "alltoallv":
-        if demand is None or len(demand) != n or any(len(row) != n or min(row) < 0 for row in demand):
-            raise ValueError("alltoallv needs a square demand matrix of counts that are not negative")
+        if demand is None:
+            raise ValueError("the demand is missing")
+        if len(demand) != n or any(len(row) != n or min(row) < 0 for row in demand):
+            found = f"{len(demand)} x {len(demand[0]) if demand else 0}"
+            raise ValueError(f"the demand must be {n} x {n} counts that are not negative, found {found}")
         received = [0] * n
         inputs_v = [0] * n
         for s in every:

@@ -197,7 +197,8 @@ def _open_native(file: str, options: dict[str, Any]) -> ProgramFile:
 
 
 def _collective(program: Program, options: dict[str, Any]) -> Collective | None:
-    from taccl.commands.synth import read_demand, read_pairs
+    from taccl.commands.synth import read_pairs
+    from taccl.demand import read_demand
     from taccl.profiles.yaml_reader import read_text
     from taccl.synth.collective import NAMES
     from taccl.synth.collective_file import read_collective

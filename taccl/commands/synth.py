@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from taccl.commands.options import Quantity, Size, print_json, write_output
+from taccl.demand import read_demand
 from taccl.errors import UsageError
 
 if TYPE_CHECKING:
@@ -125,27 +126,6 @@ def command(ctx: click.Context, /, **options: Any) -> None:
         where = f"written to {output}" if output else "shown above; -o FILE would have kept it"
         click.echo(f"taccl: interrupted: the best algorithm found so far was {where}", err=True)
         ctx.exit(130)
-
-
-def read_demand(given: str | None) -> tuple[tuple[int, ...], ...] | None:
-    """The matrix of alltoallv: rows of counts, separated by lines or `;`, in the option or in a file."""
-    if given is None:
-        return None
-    import re
-    from pathlib import Path
-
-    text = given
-    if not re.fullmatch(r"[\d\s,;]+", given):
-        from taccl.profiles.yaml_reader import read_text
-
-        text = read_text(Path(given))
-    rows = [line.replace(",", " ").split() for line in text.replace(";", "\n").splitlines()]
-    rows = [row for row in rows if row and not row[0].startswith("#")]
-    if not all(re.fullmatch(r"\d{1,6}", count, re.ASCII) for row in rows for count in row):
-        raise UsageError("--demand holds rows of whole numbers below 10^6, separated by spaces or commas")
-    if not rows or any(len(row) != len(rows) for row in rows):
-        raise UsageError("--demand must be square: one row and one column for each rank")
-    return tuple(tuple(int(count) for count in row) for row in rows)
 
 
 def read_pairs(given: str | None) -> tuple[tuple[int, int], ...] | None:
