@@ -220,14 +220,18 @@ class _Reader:
         if root.tag != "algo":
             self.problem(root, "X005", f"the outermost element must be <algo>, not <{_quote(str(root.tag))}>")
             return None
+        elements = self.children(root, "gpu")
+        before = len(self.problems)
         ranks = self.integer(root, "ngpus", 1, MAX_RANKS)
+        known = len(self.problems) == before
+        if not known:
+            ranks = min(max(1, len(elements)), MAX_RANKS)  # that many were meant
         chunks = self.integer(root, "nchunksperloop", 1, MAX_BUFFER_CHUNKS)
         if ranks * chunks > MAX_TOTAL_CHUNKS:
             self.problem(
                 root, "X006", f"ngpus times nchunksperloop is {ranks * chunks}, above {MAX_TOTAL_CHUNKS}"
             )
-        elements = self.children(root, "gpu")
-        if root.get("ngpus") is not None and len(elements) != ranks:
+        if known and len(elements) != ranks:
             self.problem(root, "X020", f"ngpus={ranks} but the file holds {len(elements)} <gpu> elements")
         inplace = self.integer(root, "inplace", 0, 1, 0) == 1
         gpus: dict[int, RankProgram] = {}

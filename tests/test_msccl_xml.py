@@ -37,6 +37,12 @@ def test_written_programs_are_read_back(name):
     assert not text.startswith("<?xml") and "\t" not in text and "'" not in text
 
 
+@pytest.mark.parametrize("ngpus", ["-4", "0", "three", "1000000"])
+def test_a_bad_number_of_ranks_is_one_problem(ngpus):
+    assert len(codes(GOOD.replace('ngpus="3"', f'ngpus="{ngpus}"'))) == 1
+    assert codes(GOOD.replace(' ngpus="3"', "")) == ["X010"]
+
+
 @pytest.mark.skipif(not PRODUCTION_FILES, reason="the production files are not part of the repository")
 @pytest.mark.parametrize("path", PRODUCTION_FILES, ids=lambda p: f"{p.parent.name}/{p.name}")
 def test_production_files_round_trip(path):
