@@ -19,7 +19,14 @@ from taccl.synth.collective import refined
 from taccl.synth.cost import Costs, costs, us
 from taccl.synth.lower_hints import NO_HINTS, Hints, all_waits, levels, more_hints
 from taccl.synth.lower_operations import MAX_COUNT, Operation, Operations, completions, operations
-from taccl.synth.lower_threadblocks import Sender, channels_of, direct_needs, lanes_of, threadblocks_of
+from taccl.synth.lower_threadblocks import (
+    MAX_THREADBLOCKS,
+    Sender,
+    channels_of,
+    direct_needs,
+    lanes_of,
+    threadblocks_of,
+)
 from taccl.synth.program import Program, RankProgram
 from taccl.synth.schedule import Transfer, completion_fs, time_by_priority, time_in_order
 from taccl.synth.simulate import Simulation, simulate
@@ -63,6 +70,7 @@ def lower_exact(
     algorithm sends what a rank does not have.
     """
     shape = _within_steps(split_chunks(algorithm, topology, instances), topology)
+    _check_peers(shape)
     best: LoweringResult | None = None
     rounds = max(2, MOST_WORK // max(1, len(shape.messages)))
     failure: Infeasible | None = None
@@ -88,6 +96,20 @@ def lower_exact(
         assert failure is not None
         raise failure
     return _slower(best, algorithm)
+
+
+def _check_peers(shape: Algorithm) -> None:
+    """Every peer that a rank sends to takes a threadblock, so too many are seen before any work."""
+    peers: dict[tuple[int, str], set[int]] = {}
+    for message in shape.messages:
+        peers.setdefault((message.src, "sends to"), set()).add(message.dst)
+        peers.setdefault((message.dst, "receives from"), set()).add(message.src)
+    for (rank, way), others in sorted(peers.items()):
+        if len(others) > MAX_THREADBLOCKS:
+            raise Infeasible(
+                f"rank {rank} {way} {len(others)} others, each takes a threadblock, and the smallest GPUs hold "
+                f"{MAX_THREADBLOCKS} at once"
+            )
 
 
 def _slower(best: LoweringResult, algorithm: Algorithm) -> LoweringResult:

@@ -85,11 +85,13 @@ def collected_then_spread(
     return joined
 
 
-def quickest(inst: Instance, hops: Sequence[RepHop]) -> Timing:
-    """The best of the list scheduler's answers for a few priorities."""
+def quickest(inst: Instance, hops: Sequence[RepHop], in_turns: bool = False) -> Timing:
+    """The best of the list scheduler's answers for a few priorities. in_turns: also `fullest_in_turns`."""
     jobs = priced(inst, hops)
     lanes = [int(inst.lane[hop.link]) for hop in hops]
     orders = [list(range(len(hops))), longest_rest(jobs), other_lanes_first(jobs, lanes)]
+    if in_turns:
+        orders.append(fullest_in_turns(inst, hops, jobs))
     return min((list_schedule(jobs, order) for order in orders), key=lambda timing: timing.time_fs)
 
 
@@ -115,6 +117,32 @@ def other_lanes_first(hops: Sequence[Hop], lanes: Sequence[int]) -> list[int]:
     priority = [0] * len(hops)
     for place, index in enumerate(order):
         priority[index] = place
+    return priority
+
+
+def fullest_in_turns(inst: Instance, hops: Sequence[RepHop], jobs: Sequence[Hop]) -> list[int]:
+    """Priorities: first what needs a full resource on its way, of equal ones what has most to do; then all ranks turn
+    to the next node, and the next place in it, together, so that they do not meet at one port."""
+    load: dict[int, int] = {}
+    for job in jobs:
+        for resource, hold in job.holds:
+            load[resource] = load.get(resource, 0) + hold
+    fullest = [max((load[resource] for resource, _ in job.holds), default=0) for job in jobs]
+    for index in range(len(jobs) - 1, -1, -1):
+        for before in jobs[index].needs:
+            fullest[before] = max(fullest[before], fullest[index])
+    place = np.empty(inst.ranks, np.int64)
+    for ranks in inst.topology.nodes:
+        place[list(ranks)] = np.arange(len(ranks))
+    link = np.array([hop.link for hop in hops], np.int64)
+    src, dst = inst.links.src[link], inst.links.dst[link]
+    node = (inst.node_of[dst] - inst.node_of[src]) % len(inst.topology.nodes)
+    aside = (place[dst] - place[src]) % (int(place.max()) + 1)
+    rest = longest_rest(jobs)
+    order = sorted(range(len(hops)), key=lambda i: (-fullest[i], rest[i], int(node[i]), int(aside[i]), i))
+    priority = [0] * len(hops)
+    for position, index in enumerate(order):
+        priority[index] = position
     return priority
 
 

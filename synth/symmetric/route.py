@@ -1,11 +1,13 @@
 """Load-first routing of an alltoall: shortest paths chosen so that the fullest resource is as empty as can be.
 
 Routing by load and scheduling afterwards beats a joint model on machines with several hops (docs/synthesis.md). Paths
-have as few links as possible; of those the one whose resources are least loaded so far is taken, far pairs first.
+at first have as few links as possible; of those the one whose resources are least loaded so far is taken, far pairs
+first. Then chunks leave the fullest resource, over detours if need be, as long as that makes it emptier (`relieved`).
 """
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,6 +15,10 @@ import numpy as np
 
 from taccl.synth.symmetric.hops import RepHop, hop
 from taccl.synth.symmetric.instance import Instance, Ints
+
+MOST_MOVES = 4_000
+MOST_TRIES = 64  # chunks of one resource for which a detour is looked for
+STEEPNESS = 8  # how much dearer full resources are on detours
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +53,53 @@ def route(inst: Instance, pairs: Sequence[Pair]) -> list[RepHop] | None:
         for number in sorted(paths):
             chooser.remove(paths[number])
             paths[number] = chooser.path(pairs[number])
+    relieved(chooser, pairs, paths)
     hops: list[RepHop] = []
     for number in range(len(pairs)):
         for position, link in enumerate(paths[number]):
             hops.append(hop(number, link, (len(hops) - 1,) if position else ()))
     return hops
+
+
+def relieved(chooser: _Chooser, pairs: Sequence[Pair], paths: dict[int, list[int]]) -> None:
+    """Move chunks off the fullest resource, as long as one of them has a way on which everything stays emptier.
+
+    Ways may lead over any rank of the two nodes.
+    """
+    users: dict[int, set[int]] = {}
+    for number, path in paths.items():
+        for resource in chooser.resources(path):
+            users.setdefault(resource, set()).add(number)
+    fullest = [(-load, resource) for resource, load in enumerate(chooser.load) if load]
+    heapq.heapify(fullest)
+    moves = 0
+    while fullest:
+        load, resource = heapq.heappop(fullest)
+        if -load != chooser.load[resource]:
+            if chooser.load[resource]:
+                heapq.heappush(fullest, (-chooser.load[resource], resource))
+            continue
+        moves += 1
+        if moves > MOST_MOVES:
+            return
+        for number in heapq.nsmallest(MOST_TRIES, users[resource], key=lambda n: (len(paths[n]), n)):
+            old = paths[number]
+            chooser.remove(old)
+            new = chooser.detour(pairs[number], -load)
+            if new is None:
+                chooser.add(old)
+                continue
+            chooser.add(new)
+            paths[number] = new
+            for r in chooser.resources(old):
+                users[r].discard(number)
+            for r in chooser.resources(new):
+                users.setdefault(r, set()).add(number)
+                heapq.heappush(fullest, (-chooser.load[r], r))
+            break
+        else:
+            return
+        heapq.heappush(fullest, (-chooser.load[resource], resource))
 
 
 class _Chooser:
@@ -66,6 +114,7 @@ class _Chooser:
         self.layers: dict[int, Ints] = {}
         self.in_order = np.lexsort((inst.links.src, inst.links.dst))
         self.in_first = np.searchsorted(inst.links.dst[self.in_order], np.arange(inst.ranks + 1))
+        self.out: dict[int, list[tuple[int, int, int]]] = {}
         self.into: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
 
     def distances(self, source: int) -> Ints:
@@ -116,12 +165,67 @@ class _Chooser:
         while int(self.inst.links.src[path[-1]]) != pair.src:
             path.append(best_link[int(self.inst.links.src[path[-1]])])
         path.reverse()
-        self._add(path, 1)
+        self.add(path)
         return path
+
+    def detour(self, pair: Pair, limit_fs: int) -> list[int] | None:
+        """The path over ranks of the two nodes on which every resource, with the chunk, stays below a limit, and of
+        those one of least loads to a high power; None if there is none."""
+        inst = self.inst
+        near = {int(inst.node_of[pair.src]), int(inst.node_of[pair.dst])}
+        price = {pair.src: 0.0}
+        came: dict[int, int] = {}
+        done: set[int] = set()
+        queue = [(0.0, pair.src)]
+        while queue:
+            paid, rank = heapq.heappop(queue)
+            if rank == pair.dst:
+                break
+            if rank in done:
+                continue
+            done.add(rank)
+            for link, dst, lane in self._out(rank):
+                if dst in done or (dst != pair.dst and inst.node_of[dst] not in near):
+                    continue
+                cost = paid
+                for resource, hold in self.holds[lane]:
+                    full = self.load[resource] + hold
+                    if full >= limit_fs:
+                        break
+                    cost += hold * (full / limit_fs) ** STEEPNESS + hold * 1e-6
+                else:
+                    if dst not in price or cost < price[dst]:
+                        price[dst] = cost
+                        came[dst] = link
+                        heapq.heappush(queue, (cost, dst))
+        if pair.dst not in came:
+            return None
+        path = [came[pair.dst]]
+        while int(inst.links.src[path[-1]]) != pair.src:
+            path.append(came[int(inst.links.src[path[-1]])])
+        return path[::-1]
+
+    def resources(self, path: Sequence[int]) -> list[int]:
+        """The resources that a path holds."""
+        return [resource for link in path for resource, _ in self.holds[int(self.lane[link])]]
+
+    def add(self, path: Sequence[int]) -> None:
+        """Add the load of a path."""
+        self._add(path, 1)
 
     def remove(self, path: Sequence[int]) -> None:
         """Take back what `path` has added."""
         self._add(path, -1)
+
+    def _out(self, rank: int) -> list[tuple[int, int, int]]:
+        """(link, destination, lane) of the links out of a rank."""
+        if rank not in self.out:
+            inst = self.inst
+            links = inst.out_links[inst.out_first[rank] : inst.out_first[rank + 1]]
+            self.out[rank] = list(
+                zip(links.tolist(), inst.links.dst[links].tolist(), self.lane[links].tolist(), strict=True)
+            )
+        return self.out[rank]
 
     def _add(self, path: Sequence[int], sign: int) -> None:
         for link in path:

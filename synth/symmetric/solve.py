@@ -104,7 +104,7 @@ def solve_spread(
 def solve_paths(inst: Instance, pairs: Sequence[Pair]) -> tuple[Sequence[RepHop], Timing] | None:
     """A path for each pair; None when one is not connected."""
     hops = route(inst, pairs)
-    return None if hops is None else (hops, quickest(inst, hops))
+    return None if hops is None else (hops, quickest(inst, hops, in_turns=True))
 
 
 def finish_spread(inst: Instance) -> Callable[[Sequence[RepHop]], tuple[Sequence[RepHop], Timing]]:
