@@ -345,13 +345,17 @@ def test_output_is_all_or_nothing(
     assert target.read_text() == "two" and target.stat().st_mode & 0o777 == 0o640
 
     def fails(*_: Any) -> None:
-        raise OSError(errno.EIO, "broken on purpose")
+        raise OSError(errno.EIO, "broken on purpose", "a temporary file")
 
     with monkeypatch.context() as broken:
         broken.setattr(os, "replace", fails)
-        with pytest.raises(OSError, match="on purpose"):
+        with pytest.raises(OSError, match="on purpose") as caught:
             write_output(str(target), "three")
+    assert caught.value.filename == str(target)
     assert [path.name for path in target.parent.iterdir()] == ["file.xml"] and target.read_text() == "two"
+    longest = tmp_path / ("x" * 251 + ".xml")  # as long as names may be
+    write_output(str(longest), "one")
+    assert longest.read_text() == "one"
     write_output("-", "to stdout")
     assert capsys.readouterr().out == "to stdout"
     with pytest.raises(IsADirectoryError):

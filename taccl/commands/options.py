@@ -97,8 +97,16 @@ def write_output(path: str, text: str) -> None:
         target.write_bytes(encoded)  # a device or a pipe cannot be replaced
         return
     check_folder(target.parent)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    handle, partial = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _replace(target, encoded)
+    except OSError as error:
+        # Whatever failed on the way (a temporary file has a name of its own), what was asked for is `path`.
+        raise OSError(error.errno, f"this cannot be written: {error.strerror}", path) from error
+
+
+def _replace(target: Path, encoded: bytes) -> None:
+    handle, partial = tempfile.mkstemp(prefix=f".{target.name[:40]}.", dir=target.parent)
     try:
         with open(handle, "wb") as stream:
             stream.write(encoded)
