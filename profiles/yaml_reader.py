@@ -28,8 +28,10 @@ from taccl.errors import Diagnostic, InvalidInput
 
 MAX_FILE_BYTES = 64 * 2**20
 MAX_NODES = 4_000_000  # after aliases are expanded
+MAX_KEYS = 100_000  # of one mapping
 MAX_DEPTH = 32
-MAX_FINDINGS = 100
+MAX_FINDINGS = 100  # that are shown
+MAX_NOTED = 10_000  # errors after which reading stops
 MAX_DIGITS = 60  # of a number
 MAX_SOURCE_LINE = 200  # longer lines are not repeated under a message
 
@@ -70,6 +72,7 @@ class Findings:
         self.file = file
         self._lines = _LINE_BREAK.split(text)
         self._found: dict[tuple[int, int, str, str], Diagnostic] = {}
+        self._errors = 0
 
     def add(
         self,
@@ -81,12 +84,20 @@ class Findings:
         path: str = "",
         severity: str = "error",
     ) -> None:
-        """Note a finding at a 1-based place (0: the whole file). The same finding counts once."""
+        """Note a finding at a 1-based place (0: the whole file). The same finding counts once.
+
+        Raises InvalidInput with the first ones when there are MAX_NOTED errors: nobody reads them all.
+        """
+        if (line, column, code, message) in self._found:
+            return
         source = self._lines[line - 1] if 0 < line <= len(self._lines) else ""
         if len(source) > MAX_SOURCE_LINE:
             source = ""
         finding = Diagnostic(self.file, line, column, code, message, help, path, source, severity)
-        self._found.setdefault((line, column, code, message), finding)
+        self._found[line, column, code, message] = finding
+        self._errors += severity == "error"
+        if self._errors >= MAX_NOTED:
+            self.raise_if_any()
 
     @property
     def errors(self) -> tuple[Diagnostic, ...]:
@@ -102,7 +113,8 @@ class Findings:
         """Raise InvalidInput with every error (at most MAX_FINDINGS and a count of the rest)."""
         errors = self.errors
         if len(errors) > MAX_FINDINGS:
-            rest = f"{len(errors) - MAX_FINDINGS} more errors are not shown"
+            least = "at least " if self._errors >= MAX_NOTED else ""
+            rest = f"{least}{len(errors) - MAX_FINDINGS} more errors are not shown"
             errors = (*errors[:MAX_FINDINGS], Diagnostic(self.file, 0, 0, "Y099", rest))
         if errors:
             raise InvalidInput(errors)
@@ -285,8 +297,11 @@ class _Composer:
         self, events: Iterator[Any], place: tuple[int, int], path: str, depth: int
     ) -> tuple[Node, int]:
         entries: dict[str, tuple[Node, Node]] = {}
-        total = 1
+        total, keys = 1, 0
         while not isinstance(event := next(events), yaml.MappingEndEvent):
+            keys += 1
+            if keys > MAX_KEYS:
+                self.stop(event, "Y008", f"a mapping holds more than {MAX_KEYS} keys")
             key, key_size = self.value(event, events, path, depth + 1)
             prefix = f"{path}." if path else ""
             value, size = self.value(next(events), events, f"{prefix}{shorten(key.text)}", depth + 1)

@@ -23,7 +23,16 @@ from taccl.profiles.forms import (
     Text,
 )
 from taccl.profiles.quantity import quantity
-from taccl.profiles.yaml_reader import MAX_DEPTH, MAX_FINDINGS, Findings, parse, plain_value, read_text
+from taccl.profiles.yaml_reader import (
+    MAX_DEPTH,
+    MAX_FINDINGS,
+    MAX_KEYS,
+    MAX_NOTED,
+    Findings,
+    parse,
+    plain_value,
+    read_text,
+)
 
 LINK = Record(
     {
@@ -165,6 +174,15 @@ def test_many_errors_are_counted_not_listed() -> None:
         read(text)
     assert len(caught.value.diagnostics) == MAX_FINDINGS + 1
     assert "400 more errors" in str(caught.value)
+
+
+def test_reading_stops_where_nobody_reads_on() -> None:
+    bad = "src: 1\nrows:\n" + "".join(f"- [x{i}]\n" for i in range(MAX_NOTED + 5))
+    with pytest.raises(InvalidInput) as caught:
+        read(bad)
+    assert f"at least {MAX_NOTED - MAX_FINDINGS} more errors" in str(caught.value)
+    keys = "".join(f"k{i}: 1\n" for i in range(MAX_KEYS + 1))
+    assert findings(keys) == [("Y008", MAX_KEYS + 1, 1)]
 
 
 def test_messages_show_the_line_with_a_caret() -> None:
