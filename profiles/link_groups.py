@@ -11,7 +11,7 @@ from taccl.profiles.draft import Draft, rank_set
 from taccl.profiles.forms import Values
 from taccl.profiles.link_columns import LinkClass
 from taccl.profiles.link_table import Ints
-from taccl.profiles.schema import MAX_LINKS
+from taccl.profiles.schema import MAX_LISTED_LINKS
 from taccl.profiles.yaml_reader import Node
 
 
@@ -87,9 +87,9 @@ def _group_pairs(entry: Values, limit: int, whole: str) -> list[tuple[int, int]]
         froms, tos = rank_set(entry, "from", limit, whole), rank_set(entry, "to", limit, whole)
         if froms is None or tos is None:
             return None
-        if len(froms) * len(tos) > MAX_LINKS:
+        if len(froms) * len(tos) > MAX_LISTED_LINKS:
             entry.node.error(
-                "P106", f"{len(froms) * len(tos)} links are more than the {MAX_LINKS} that are read"
+                "P106", f"{len(froms) * len(tos)} links are more than the {MAX_LISTED_LINKS} that are read"
             )
             return None
         pairs = [(src, dst) for src in froms for dst in tos if src != dst]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from taccl.profiles.draft import Draft, parse_rank_set, rank_set
 from taccl.profiles.forms import Values
 from taccl.profiles.link_groups import link_groups, port_ids_of
-from taccl.profiles.schema import MAX_LINKS, MAX_RANKS
+from taccl.profiles.schema import MAX_LISTED_LINKS, MAX_RANKS
 from taccl.profiles.topology import Nic
 
 
@@ -55,8 +55,8 @@ def build_listed(draft: Draft, values: Values) -> None:
         _listed_switches(draft, values, limit)
     groups = list(link_groups(draft, values, limit, "the cluster"))
     total = len(draft.links) + sum(len(group.pairs) for group in groups)
-    if total > MAX_LINKS:
-        values.at("links").error("P106", f"{total} links are more than the {MAX_LINKS} that are read")
+    if total > MAX_LISTED_LINKS:
+        values.at("links").error("P106", f"{total} links are more than the {MAX_LISTED_LINKS} that are read")
         return
     draft.links.reserve(total, 0)
     for group in groups:

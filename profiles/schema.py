@@ -12,7 +12,8 @@ from taccl.profiles.forms import Boolean, Either, Field, Integer, ListOf, MapOf,
 
 SCHEMA_NAME = "taccl/profile/v1"
 MAX_RANKS = 4096
-MAX_LINKS = 20_000_000
+MAX_LINKS = 20_000_000  # of a cluster made of equal nodes, or of a shape
+MAX_LISTED_LINKS = 2_000_000  # that a file lists, in groups or one by one
 MAX_PORTS = 100_000
 MIN_TIME_US = Fraction(1, 10**9)  # a femtosecond, in which all times are counted
 MAX_TIME_US = 10**9
@@ -95,7 +96,7 @@ LINKS = ListOf(
                 {
                     "class": Field(_CLASS, "link class", required=True),
                     "pairs": Field(
-                        ListOf(ListOf(_RANK, minimum=2, maximum=2), maximum=MAX_LINKS), "[src, dst] pairs"
+                        ListOf(ListOf(_RANK, minimum=2, maximum=2), maximum=MAX_LISTED_LINKS), "[src, dst] pairs"
                     ),
                     "from": Field(RANK_SET, "sending ranks; each is linked to every rank of `to`"),
                     "to": Field(RANK_SET, "receiving ranks"),
@@ -106,7 +107,7 @@ LINKS = ListOf(
             ),
         )
     ),
-    maximum=MAX_LINKS,
+    maximum=MAX_LISTED_LINKS,
 )
 
 NODE = Record(

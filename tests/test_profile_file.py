@@ -283,10 +283,10 @@ def test_independent_mistakes_come_together() -> None:
     "text",
     [
         "nodes: 64\nnetwork: {class: c}\n"
-        "node: {ranks: 64, switches: [{name: s, ranks: all, class: c}]}\n",
+        "node: {ranks: 64, nics: [{name: a, ranks: all}, {name: b, ranks: all}]}\n",
         "nodes: 2\nnetwork: {class: c}\n"
-        "node: {ranks: 300, nics: [" + "{name: n, ranks: all}, " * 99 + "]}\n",
-        "shape: {kind: fat-tree, size: [64, 64], class: c}\n",
+        "node: {ranks: 300, nics: [" + "{name: n, ranks: all}, " * 120 + "]}\n",
+        "shape: {kind: fat-tree, size: [64, 65], class: c}\n",
         "nodes: [0-4095]\nlinks: [{class: c, from: all, to: all}]\n",
     ],
 )  # fmt: skip
