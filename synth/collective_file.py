@@ -13,6 +13,8 @@ and input stay separate buffers.
 
 from __future__ import annotations
 
+from typing import Any
+
 from taccl.profiles.forms import Boolean, Field, Integer, ListOf, Record, Row, Text, Values
 from taccl.profiles.yaml_reader import Node, parse
 from taccl.synth.collective import Chunk, Collective
@@ -44,6 +46,16 @@ COLLECTIVE = Record(
     },
     "a collective by its pre- and postconditions",
 )
+
+
+def collective_schema() -> dict[str, Any]:
+    """JSON Schema (2020-12) of these files, for completion and checks in editors."""
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$id": SCHEMA,
+        "title": "taccl collective",
+        "description": "A collective of one's own, by the place of every chunk before and after",
+    } | COLLECTIVE.schema()
 
 
 def read_collective(text: str, file: str) -> Collective:

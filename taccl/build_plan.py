@@ -25,8 +25,9 @@ Entry = dict[str, Any]  # {"inputs": hash, "files": {name: hash}, "time_us": ...
 
 
 def inputs_hash(order: Order, texts: Mapping[str, str], versions: Mapping[str, str]) -> str:
-    """Hash of all that decides an algorithm. texts: content by role ("topology", "sketch")."""
+    """Hash of all that decides an algorithm. texts: content by role ("topology", "sketch", "pre_post")."""
     options = {key: value for key, value in asdict(order).items() if key not in ("topology", "sketch")}
+    options["pre_post"] = None  # where a file lies decides nothing
     whole = {"options": options, "texts": dict(texts), "versions": dict(versions)}
     return digest(json.dumps(whole, sort_keys=True))
 

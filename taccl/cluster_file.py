@@ -1,15 +1,4 @@
-"""Cluster files: all the algorithms that a cluster wants, for `taccl build`.
-
-    schema: taccl/cluster/v1
-    topology: profile.yaml            # or a bundled profile, e.g. ndv2:2
-    output: algorithms                # folder, relative to this file
-    format: xml                       # xml (programs), json (algorithms) or both
-    name: "{collective}-{size}"       # may also hold {topology} {sketch} {engine} {root}
-    time_limit: 30s                   # and other options of `taccl synth`, for all entries
-    collectives:
-      - collective: allgather
-        sizes: [64KB, 1MB, 64MB]
-        sketch: ndv2-sk-1             # name, or file relative to this one; options here go before those above
+"""Cluster files: all the algorithms that a cluster wants, for `taccl build`. docs/building.md explains the format.
 
 Between two sizes of an entry the programs share the range at the geometric mean, so that a loader always
 finds exactly one.
@@ -24,59 +13,19 @@ from math import isqrt
 from pathlib import Path
 from typing import Any
 
-from taccl.commands.synth import COLLECTIVES, ENGINES, PROTOCOLS
+from taccl.cluster_schema import CLUSTER, MOST_BYTES
+from taccl.demand import read_demand
+from taccl.errors import UsageError
 from taccl.produce import Order
-from taccl.profiles.forms import Field, Integer, ListOf, Number, Record, Text, Values
+from taccl.profiles.forms import Values
+from taccl.profiles.load import load_topology
+from taccl.profiles.topology import Topology
 from taccl.profiles.yaml_reader import parse, read_text
-from taccl.sketches.schema import TIME_LIMIT
+from taccl.synth.collective import build
+from taccl.synth.collective_file import read_collective
 
-SCHEMA = "taccl/cluster/v1"
 MANIFEST = "manifest.json"  # beside the results, see build_plan
-MOST_BYTES = 2**50
 PLACEHOLDERS = ("collective", "size", "topology", "sketch", "engine", "root")
-
-_OPTIONS = {
-    "engine": Field(Text(choices=ENGINES), "what searches"),
-    "root": Field(Integer(0, 4095), "root of rooted collectives"),
-    "partition": Field(Integer(1, 4096), "chunks per block of a rank"),
-    "instances": Field(Integer(1, 32), "copies of the program on channels of their own"),
-    "protocol": Field(Text(choices=PROTOCOLS), "protocol of the program"),
-    "time_limit": Field(TIME_LIMIT, "time for one algorithm, e.g. 60s or 5min"),
-    "target_gap": Field(Number("fraction", minimum=0, maximum=1), "stop at this gap to the lower bound"),
-    "seed": Field(Integer(0, 2**31 - 1), "seed of the solver"),
-    "workers": Field(Integer(1, 256), "threads of the solver for one algorithm"),
-    "sketch": Field(Text(max_length=1000), "bundled sketch, or a file relative to this one"),
-}
-_ENTRY = Record(
-    {
-        "collective": Field(
-            Text(choices=tuple(c for c in COLLECTIVES if c not in ("custom", "alltoallv", "sendrecv"))),
-            "what to synthesise",
-            required=True,
-        ),
-        "sizes": Field(
-            ListOf(Number("bytes", minimum=1, maximum=MOST_BYTES), minimum=1, maximum=1000),
-            "nccl-tests sizes",
-            required=True,
-        ),
-        **_OPTIONS,
-    },
-    "a collective at several sizes",
-)
-CLUSTER = Record(
-    {
-        "schema": Field(Text(choices=(SCHEMA,)), "format and version", required=True),
-        "topology": Field(
-            Text(max_length=1000), "bundled profile, or a file relative to this one", required=True
-        ),
-        "output": Field(Text(max_length=1000), "folder of the results, relative to this file"),
-        "format": Field(Text(choices=("xml", "json", "both")), "what to write"),
-        "name": Field(Text(max_length=200), "name of the files, without suffix"),
-        "collectives": Field(ListOf(_ENTRY, minimum=1, maximum=1000), "what to make", required=True),
-        **_OPTIONS,
-    },
-    "the algorithms of a cluster",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,50 +47,90 @@ class Cluster:
 
 
 def read_cluster(path: str) -> Cluster:
-    """Read a cluster file. Raises InvalidInput with all errors; codes B001..B006."""
+    """Read a cluster file. Raises InvalidInput with all errors; codes B001..B008."""
     node = parse(read_text(path), path)
     values = CLUSTER.read(node)
     node.findings.raise_if_any()
     assert values is not None
     base = Path(path).parent
-    pattern = values.get("name", "{collective}-{size}")
+    entries: list[Values] = values["collectives"]
+    for named in (values, *entries):
+        _check_name(named)
+    for entry in entries:
+        _check_together(entry)
+    node.findings.raise_if_any()
+    topology = load_topology(_place(base, values["topology"]))
+    for place in (values, *entries):
+        if place.get("root", 0) >= topology.ranks:
+            what = f"root {place['root']}: the ranks of {topology.name} are 0..{topology.ranks - 1}"
+            place.at("root").error("B006", what)
+    form = values.get("format", "xml")
+    suffixes = (".xml", ".json") if form == "both" else (f".{form}",)
+    wanted: dict[str, Wanted] = {}
+    for entry in entries:
+        asked = _asked(entry, base, topology)
+        for size, wide in _sizes(entry):
+            made = _wanted(values, entry, asked, size, wide, base)
+            if made.stem in wanted:
+                help = "add a placeholder such as {sketch} or {root} to `name`, or give the entry a name"
+                entry.node.error("B003", f"two algorithms would be called {made.stem!r}", help)
+            elif any(made.stem + suffix == MANIFEST for suffix in suffixes):
+                at = entry if "name" in entry else values
+                at.at("name").error("B005", f"an algorithm would be called {MANIFEST}, as the manifest is")
+            wanted[made.stem] = made
+    node.findings.raise_if_any()
+    return Cluster(path, base / values.get("output", "algorithms"), suffixes, tuple(wanted.values()))
+
+
+def _check_name(values: Values) -> None:
+    pattern = values.get("name", "")
     for found in re.findall(r"\{([^}]*)\}", pattern):
         if found not in PLACEHOLDERS:
             known = ", ".join(PLACEHOLDERS)
             values.at("name").error("B001", f"unknown placeholder {{{found}}}; known are: {known}")
     if re.search(r"[/\\\0]", pattern) or pattern.startswith("."):
         values.at("name").error("B002", "a name holds no slash and does not begin with a dot")
-    node.findings.raise_if_any()
-    form = values.get("format", "xml")
-    suffixes = (".xml", ".json") if form == "both" else (f".{form}",)
-    wanted: dict[str, Wanted] = {}
-    for entry in values["collectives"]:
-        for size, wide in _sizes(entry):
-            made = _wanted(values, entry, size, wide, pattern, base)
-            if made.stem in wanted:
-                help = "add a placeholder such as {sketch} or {root} to `name`"
-                entry.node.error("B003", f"two algorithms would be called {made.stem!r}", help)
-            elif any(made.stem + suffix == MANIFEST for suffix in suffixes):
-                values.at("name").error(
-                    "B005", f"an algorithm would be called {MANIFEST}, as the manifest is"
-                )
-            wanted[made.stem] = made
-    _check_roots(values, base)
-    node.findings.raise_if_any()
-    return Cluster(path, base / values.get("output", "algorithms"), suffixes, tuple(wanted.values()))
 
 
-def _check_roots(values: Values, base: Path) -> None:
-    places = [place for place in (values, *values["collectives"]) if "root" in place]
-    if not places:
-        return
-    from taccl.profiles.load import load_topology
+def _check_together(entry: Values) -> None:
+    collective = entry["collective"]
+    for key, only in (("demand", "alltoallv"), ("pairs", "sendrecv"), ("pre_post", "custom")):
+        if key in entry and collective != only:
+            entry.at(key).error("B007", f"`{key}` is for {only}, not for {collective}")
+        elif key not in entry and collective == only and key != "pairs":
+            entry.at("collective").error("B007", f"{only} needs `{key}`")
 
-    topology = load_topology(_place(base, values["topology"]))
-    for place in places:
-        if place["root"] >= topology.ranks:
-            what = f"root {place['root']}: the ranks of {topology.name} are 0..{topology.ranks - 1}"
-            place.at("root").error("B006", what)
+
+def _asked(entry: Values, base: Path, topology: Topology) -> dict[str, Any]:
+    """What alltoallv, sendrecv and custom move, as the arguments of an Order; checked against the topology."""
+    collective = entry["collective"]
+    if collective == "custom":
+        path = str(base / entry["pre_post"])
+        ranks = read_collective(read_text(path), path).ranks
+        if ranks != topology.ranks:
+            entry.at("pre_post").error("B008", f"it has {ranks} ranks, {topology.name} has {topology.ranks}")
+        return {"pre_post": path}
+    if collective == "sendrecv" and "pairs" in entry:
+        pairs = tuple((src, dst) for src, dst in entry["pairs"])
+        try:
+            build(collective, topology.ranks, pairs=pairs)
+        except ValueError as error:
+            entry.at("pairs").error("B008", str(error))
+        return {"pairs": pairs}
+    if collective != "alltoallv":
+        return {}
+    given = entry["demand"]
+    try:
+        demand = read_demand(_place(base, given)) if isinstance(given, str) else tuple(map(tuple, given))
+    except UsageError as error:
+        entry.at("demand").error("B008", str(error).removeprefix("--demand: "))
+        return {}
+    ranks = topology.ranks
+    if demand is None or len(demand) != ranks or any(len(row) != ranks for row in demand):
+        entry.at("demand").error(
+            "B008", f"expected {ranks} rows of {ranks} counts, one for each rank of {topology.name}"
+        )
+    return {"demand": demand}
 
 
 def size_name(size_bytes: int) -> str:
@@ -171,7 +160,7 @@ def _sizes(entry: Values) -> list[tuple[int, tuple[int, int]]]:
 
 
 def _wanted(
-    values: Values, entry: Values, size: int, wide: tuple[int, int], pattern: str, base: Path
+    values: Values, entry: Values, asked: dict[str, Any], size: int, wide: tuple[int, int], base: Path
 ) -> Wanted:
     def option(key: str, default: Any = None) -> Any:
         return entry.get(key, values.get(key, default))
@@ -193,7 +182,9 @@ def _wanted(
         seed=option("seed", 0),
         workers=option("workers", 2),
         size_range=wide,
+        **asked,
     )
+    pattern = option("name", "{collective}-{size}")
     shown = {
         "collective": order.collective,
         "size": size_name(size),

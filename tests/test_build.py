@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import jsonschema
 import pytest
 from click.testing import CliRunner, Result
 from hypothesis import given, settings
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 from taccl.cli import cli
 from taccl.cluster_file import MANIFEST, read_cluster, size_name
 from taccl.errors import InvalidInput
+from taccl.profiles.yaml_reader import parse, plain_value
 from taccl.synth.collective_file import read_collective
 from taccl.synth.msccl_xml import read_xml
 from taccl.synth.verify import is_correct, verify
@@ -350,6 +352,106 @@ def test_synth_says_which_roots_there_are(topology: str, collective: str) -> Non
     last = int(topology.split(":")[1]) - 1
     assert (result.exit_code, result.stdout) == (2, "")
     assert f"root 40: the ranks of {topology} are 0..{last}" in result.stderr
+
+
+MORE = """\
+schema: taccl/cluster/v1
+topology: ring:4
+output: out
+time_limit: 5s
+collectives:
+  - {collective: alltoallv, sizes: [1KB], demand: [[0, 2, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1], [3, 0, 0, 0]]}
+  - {collective: alltoallv, sizes: [1KB], demand: demand.txt, name: from-file}
+  - {collective: sendrecv, sizes: [1KB], pairs: [[0, 2], [2, 0]], engine: greedy}
+  - {collective: custom, sizes: [1KB], pre_post: own.yaml, engine: greedy}
+"""
+OWN = """\
+schema: taccl/collective/v1
+ranks: 4
+chunks:
+  - {sources: [[0, 0]], destinations: [[1, 0], [2, 0]]}
+"""
+
+
+@pytest.fixture
+def more(tmp_path: Path) -> Path:
+    (tmp_path / "demand.txt").write_text("0 1 0 0\n0 0 1 0\n0 0 0 1\n1 0 0 0\n")
+    (tmp_path / "own.yaml").write_text(OWN)
+    path = tmp_path / "cluster.yaml"
+    path.write_text(MORE)
+    return path
+
+
+def test_collectives_with_words_of_their_own_are_built(more: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    elsewhere = more.parent / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    assert taccl("build", str(more)).exit_code == 0
+    names = {path.name for path in (more.parent / "out").iterdir()}
+    assert names == {"alltoallv-1KB.xml", "from-file.xml", "sendrecv-1KB.xml", "custom-1KB.xml", MANIFEST}
+    pairs = ("--pairs", "0-2,2-0", "--collective", "sendrecv")
+    assert taccl("verify", str(more.parent / "out" / "sendrecv-1KB.xml"), *pairs).exit_code == 0
+    assert taccl("build", str(more), "--check").exit_code == 0
+    (more.parent / "own.yaml").write_text("# another comment\n" + OWN)
+    assert taccl("build", str(more), "--check").exit_code == 0
+    (more.parent / "own.yaml").write_text(OWN.replace("[2, 0]", "[3, 0]"))
+    (more.parent / "demand.txt").write_text("0 1 0 0\n0 0 1 0\n0 0 0 1\n2 0 0 0\n")
+    stale = json.loads(taccl("build", str(more), "--check", "--json").stdout)["algorithms"]
+    assert {row["name"] for row in stale if row["state"] == "stale"} == {"custom-1KB", "from-file"}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "code", "place"),
+    [
+        ("pairs: [[0, 2], [2, 0]]", "pairs: [[0, 4]]", "B008", (8, 49)),
+        ("demand: [[0, 2, 0, 0], [", "demand: [[0, 2, 0], [", "B008", (6, 51)),
+        ("demand: demand.txt", 'demand: "0,1;1,0"', "B008", (7, 51)),
+        ("collective: sendrecv", "collective: allgather", "B007", (8, 50)),
+        (", pre_post: own.yaml", "", "B007", (9, 18)),
+        ("name: from-file", 'name: "{colour}"', "B001", (7, 69)),
+    ],
+)
+def test_words_of_their_own_are_checked(
+    more: Path, old: str, new: str, code: str, place: tuple[int, int]
+) -> None:
+    assert old in MORE
+    more.write_text(MORE.replace(old, new))
+    with pytest.raises(InvalidInput) as caught:
+        read_cluster(str(more))
+    assert [(d.code, d.line, d.column) for d in caught.value.diagnostics] == [(code, *place)]
+
+
+def test_a_collective_for_other_ranks_is_named(more: Path) -> None:
+    (more.parent / "own.yaml").write_text(OWN.replace("ranks: 4", "ranks: 3"))
+    result = taccl("build", str(more))
+    assert result.exit_code == 3 and "error[B008]: it has 3 ranks, ring:4 has 4" in result.stderr
+
+
+def test_schemas_of_cluster_and_collective_accept_what_is_read() -> None:
+    for name, texts in (("cluster", (CLUSTER, MORE)), ("collective", (OWN,))):
+        schema = json.loads(taccl("schema", name).stdout)
+        jsonschema.Draft202012Validator.check_schema(schema)
+        validator = jsonschema.Draft202012Validator(schema)
+        for text in texts:
+            assert validator.is_valid(plain_value(parse(text, "x.yaml")))
+            assert not validator.is_valid(plain_value(parse(text + "more: 1\n", "x.yaml")))
+
+
+def test_the_page_shows_a_file_that_is_read(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[1] / "docs" / "building.md").read_text("utf-8")
+    path = tmp_path / "cluster.yaml"
+    path.write_text(page.split("```yaml\n")[1].split("```")[0])
+    stems = [wanted.stem for wanted in read_cluster(str(path)).wanted]
+    assert stems == [
+        "allgather-64KB",
+        "allgather-1MB",
+        "allgather-64MB",
+        "broadcast-from-3-1MB",
+        "sendrecv-1MB",
+    ]
+    keys = json.loads(taccl("schema", "cluster").stdout)["properties"]
+    entry = keys["collectives"]["items"]["properties"]
+    assert all(f"`{key}`" in page for key in (*keys, *entry))
 
 
 def test_no_algorithm_takes_the_name_of_the_manifest(cluster: Path) -> None:

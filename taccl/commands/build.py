@@ -88,6 +88,8 @@ def _inputs(cluster: Cluster) -> dict[str, str]:
     from taccl.build_plan import inputs_hash
     from taccl.produce import restrictions_of
     from taccl.profiles.load import load_topology
+    from taccl.profiles.yaml_reader import read_text
+    from taccl.synth.collective_file import read_collective
 
     versions = {"taccl": __version__, "ortools": version("ortools")}
     texts: dict[tuple[str, str | None], dict[str, str]] = {}
@@ -97,10 +99,14 @@ def _inputs(cluster: Cluster) -> dict[str, str]:
             topology = load_topology(key[0])
             # The values that the files mean, so that a changed comment makes nothing stale.
             texts[key] = {"topology": repr(topology), "sketch": repr(restrictions_of(key[1], topology)[0])}
-    return {
-        w.stem: inputs_hash(w.order, texts[w.order.topology, w.order.sketch], versions)
-        for w in cluster.wanted
-    }
+    hashes = {}
+    for wanted in cluster.wanted:
+        order = wanted.order
+        of_files = dict(texts[order.topology, order.sketch])
+        if order.pre_post is not None:
+            of_files["pre_post"] = repr(read_collective(read_text(order.pre_post), order.pre_post))
+        hashes[wanted.stem] = inputs_hash(order, of_files, versions)
+    return hashes
 
 
 def _jobs(stale: list[Wanted]) -> int:

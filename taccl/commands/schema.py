@@ -8,9 +8,11 @@ import click
 
 
 @click.command("schema")
-@click.argument("format", type=click.Choice(["sketch", "profile"]))
+@click.argument("format", type=click.Choice(["sketch", "profile", "cluster", "collective"]))
 def command(format: str) -> None:
     """Print the JSON Schema of an input format, for editors.
+
+    cluster is the file of `taccl build`, collective that of --pre-post.
 
     Save it beside your file and begin the file with a line that the YAML language server understands:
 
@@ -20,8 +22,16 @@ def command(format: str) -> None:
         from taccl.profiles.schema import profile_schema
 
         schema = profile_schema()
-    else:
+    elif format == "sketch":
         from taccl.sketches.schema import sketch_schema
 
         schema = sketch_schema()
+    elif format == "cluster":
+        from taccl.cluster_schema import cluster_schema
+
+        schema = cluster_schema()
+    else:
+        from taccl.synth.collective_file import collective_schema
+
+        schema = collective_schema()
     click.echo(json.dumps(schema, indent=2))
