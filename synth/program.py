@@ -15,6 +15,9 @@ SENDS = frozenset({"s", "rcs", "rrs", "rrcs"})
 RECEIVES = frozenset({"r", "rcs", "rrs", "rrc", "rrcs"})
 PROTOCOLS = ("Simple", "LL", "LL128")
 FIFO_DEPTH = {"Simple": 2, "LL": 8, "LL128": 8}
+# Data in one slot of a connection's FIFO with NCCL's default buffers: 4 MiB in 2 slots; 8 lines of 8 bytes for each of
+# 512 threads; 120 words of 8 bytes for each of 640 threads, 15 of 16 of them data.
+SLOT_BYTES = {"Simple": 2 << 20, "LL": 32 << 10, "LL128": 576_000}
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,8 @@ LEAST_CHUNK_BYTES = 256
 WORTHWHILE = 0.995
 # Without the relaxation CP-SAT counts so little deterministic time that a fraction is as long by the clock.
 QUICK_SHARE = 0.15
+# Deterministic seconds for a first schedule where the seeds break the sketch's rules.
+RESCUE_S = (0.2, 2.0)
 # Beyond this many messages lowering would need more channels and steps than a GPU has.
 MOST_MESSAGES = 4_000
 
@@ -198,6 +200,14 @@ class Search:
             offered = self.offer("cp-sat", p, packed)
             if offered:
                 self.pipeline(replace(offered, transfers=tuple(packed)), "cp-sat")
+
+    def rescue(self, partition: int) -> None:
+        """Any trees within the rules, where no seed obeys them; a first answer may take longer than the limit."""
+        p = replace(self.problem(partition), symmetries=())
+        for deterministic_s in RESCUE_S:
+            packed = pack_trees(p, [Strategy(deterministic_s, 60.0, self.seed)], (), self.should_stop)
+            if self.should_stop() or (packed and self.offer("cp-sat", p, packed)):
+                return
 
     def trees(self, partition: int, deterministic_s: float, symmetric: bool) -> None:
         """M1: timed trees at one chunking, from the best schedule known there."""

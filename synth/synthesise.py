@@ -123,6 +123,8 @@ def synthesise(
     ladder = [wanted] if wanted else _ladder(request, make)
     _seeds(search, request, ladder)
     if request.engine in ("auto", "cp-sat"):
+        if search.best is None and not search.should_stop():
+            search.rescue(ladder[0])
         _models(search, request, ladder)
     best = search.best
     if best is None:

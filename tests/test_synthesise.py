@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from taccl.errors import Infeasible, Interrupted, UsageError
 from taccl.profiles.load import load_topology
 from taccl.profiles.topology import Link, Topology
+from taccl.sketches.restrict import restrict
 from taccl.sketches.restrictions import Restrictions, Rule
+from taccl.sketches.sketch_file import read_sketch
 from taccl.synth.algorithm import Algorithm
 from taccl.synth.candidates import best_timing
 from taccl.synth.check_algorithm import check_algorithm
@@ -186,3 +188,18 @@ def test_an_engine_that_cannot_do_it_says_so_at_once() -> None:
     )
     with pytest.raises(Infeasible, match=r"engine greedy cannot do this custom.*--engine auto"):
         synthesise(request)
+
+
+def test_rules_that_no_seed_obeys_still_have_an_answer() -> None:
+    """Only ranks 0 of two nodes talk to one another, and every chunk crosses once: no baseline does that."""
+    topology = load_topology("ndv2:2")
+    sketch = (
+        "schema: taccl/sketch/v1\nname: m\ninternode: {connect: {0: [0]}}\ncaps: [{limit: 8, scope: inter}]\n"
+    )
+    restrictions = restrict(read_sketch(sketch, "m.yaml"), topology)
+    request = Request(topology, "allgather", 10**6, restrictions, partition=1, time_limit_s=0.2)
+    found = synthesise(request)
+    assert not check_algorithm(found, topology)
+    crossing = [m for m in found.messages if (m.src < 8) != (m.dst < 8)]
+    assert {(m.src % 8, m.dst % 8) for m in crossing} == {(0, 0)}
+    assert sum(len(m.chunks) for m in crossing) == 16

@@ -8,13 +8,13 @@ fill. The number of trees a block is the collective's partition.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import gcd
 
 from ortools.sat.python import cp_model
 
 from taccl.synth.collective import Collective
-from taccl.synth.models.orbits import orbits
+from taccl.synth.models.orbits import Orbits, orbits
 from taccl.synth.models.solver import Strategy, solve
 from taccl.synth.problem import Problem
 from taccl.synth.schedule import Transfer
@@ -30,6 +30,34 @@ def pack_trees(
     should_stop: Callable[[], bool] | None = None,
 ) -> tuple[Transfer, ...] | None:
     """Transfers, one a chunk and hop, parents before children; None when nothing was found in time."""
+    packing = _packing(problem, hint)
+    outcome = solve(packing.model, strategies, None, should_stop)
+    if outcome.objective is None:
+        return None
+    links = problem.topology.links
+    found = []
+    for hop, rep in packing.same.hop.items():
+        if outcome.value(packing.used[rep]):
+            number, chunk, e = hop
+            spread = problem.layers[number].kind == "spread"
+            far = links[e].dst if spread else links[e].src
+            level = outcome.value(packing.depth[packing.same.place[number, chunk, far]])
+            found.append((number, level if spread else -level, chunk, e, spread))
+    found.sort()
+    return _without_dead_ends(problem, [(n, c, e) for n, _, c, e, _ in found])
+
+
+@dataclass(frozen=True, slots=True)
+class _Packing:
+    """The model and its variables, by representatives of orbits."""
+
+    model: cp_model.CpModel
+    same: Orbits
+    used: dict[Hop, cp_model.IntVar]
+    depth: dict[Place, cp_model.IntVar]
+
+
+def _packing(problem: Problem, hint: Sequence[Transfer] = (), optimise: bool = True) -> _Packing:
     model = cp_model.CpModel()
     same = orbits(problem)
     links = problem.topology.links
@@ -91,24 +119,15 @@ def pack_trees(
                 over = [x(hop) for hop in same.hop if hop[2] == e]
                 if len(over) > rule.limit:
                     model.add(sum(over) <= rule.limit)
-    # Depth only breaks ties: one level is worth less than the smallest difference in load.
-    model.minimize(bottleneck * (2 * longest + 1) + deepest)
+    if optimise:
+        # Depth only breaks ties: one level is worth less than the smallest difference in load.
+        model.minimize(bottleneck * (2 * longest + 1) + deepest)
     if hint:
         number_of = {("reduce" if x.kind == "collect" else "copy"): i for i, x in enumerate(problem.layers)}
         taken = {(number_of.get(t.op, 0), c, t.link) for t in hint for c in t.chunks}
         for hop, variable in used.items():
             model.add_hint(variable, hop in taken)
-    outcome = solve(model, strategies, None, should_stop)
-    if outcome.objective is None:
-        return None
-    found = []
-    for hop in same.hop:
-        if outcome.value(x(hop)):
-            spread = problem.layers[hop[0]].kind == "spread"
-            level = outcome.value(depth[same.place[far(hop)]])
-            found.append((hop[0], level if spread else -level, hop[1], hop[2], spread))
-    found.sort()
-    return _without_dead_ends(problem, [(n, c, e) for n, _, c, e, _ in found])
+    return _Packing(model, same, used, depth)
 
 
 def _without_dead_ends(problem: Problem, hops: list[Hop]) -> tuple[Transfer, ...]:
@@ -147,6 +166,7 @@ def refine(transfers: Sequence[Transfer], parts: int, finer: Collective, by_part
 
 
 def routes_exist(problem: Problem) -> bool:
-    """Whether trees within all rules exist at all, whatever their load."""
-    enough = Strategy(deterministic_s=10.0, wall_s=60.0)
-    return pack_trees(replace(problem, symmetries=()), [enough]) is not None
+    """Whether trees within all rules may exist, whatever their load: False only when it is proved that none do."""
+    enough = Strategy(deterministic_s=2.0, wall_s=20.0)
+    packing = _packing(replace(problem, symmetries=()), optimise=False)
+    return solve(packing.model, [enough]).status != "infeasible"
