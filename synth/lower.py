@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from taccl.errors import Infeasible, UsageError
+from taccl.errors import CheckFailed, Infeasible, TacclError, UsageError
 from taccl.profiles.topology import Topology
 from taccl.synth.algorithm import Algorithm, Certificate
 from taccl.synth.check_algorithm import check_algorithm
@@ -73,7 +73,7 @@ def lower_exact(
     _check_peers(shape)
     best: LoweringResult | None = None
     rounds = max(2, MOST_WORK // max(1, len(shape.messages)))
-    failure: Infeasible | None = None
+    failure: TacclError | None = None
     for reuse in (True, False):
         for again in (False, True):
             schedule = best.schedule if again and best is not None else shape
@@ -88,7 +88,7 @@ def lower_exact(
                         return best
                     if rounds <= 0:
                         return _slower(best, algorithm)
-            except Infeasible as error:
+            except (CheckFailed, Infeasible) as error:  # a deadlock of shared scratch, a limit of MSCCL
                 failure = failure or error
         if best is not None and not any(gpu.scratch_chunks for gpu in best.program.gpus):
             break

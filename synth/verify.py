@@ -13,6 +13,7 @@ from collections.abc import Iterable
 
 from taccl.errors import CheckFailed
 from taccl.synth.collective import Collective
+from taccl.synth.fifo_slots import whole_up_to
 from taccl.synth.program import FIFO_DEPTH, SENDS, Program
 from taccl.synth.program_collective import collective_of
 from taccl.synth.program_graph import ProgramGraph, graph_of
@@ -116,7 +117,8 @@ def _buffering(program: Program, graph: ProgramGraph) -> list[Finding]:
         "warning",
     )]  # fmt: skip
     pieces = chunk_by_chunk(program)
-    if pieces is not program:
+    limit = whole_up_to(program)
+    if pieces is not program and not 0 < program.max_bytes <= limit:
         _, stuck = execute(graph_of(pieces))
         if stuck:
             whole = [i for i, step in enumerate(graph.steps) for _ in range(message_pieces(step))]
@@ -125,7 +127,7 @@ def _buffering(program: Program, graph: ProgramGraph) -> list[Finding]:
                 graph, sender, "V303",
                 f"waits for ever once a message of {graph.steps[sender].count} chunks is too large "
                 f"for one slot of the FIFO and travels in pieces, of which a connection holds {depth}: "
-                "maxBytes must keep it below that",
+                f"with NCCL's default buffers maxBytes must be at most {limit}",
                 "warning",
             ))  # fmt: skip
     return found

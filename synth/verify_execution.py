@@ -185,12 +185,6 @@ def message_pieces(step: Step) -> int:
     return step.count if step.kind in SENDS or step.kind in RECEIVES else 1
 
 
-def whole_up_to(program: Program) -> int:
-    """The largest size in bytes at which every message fits one slot of the default FIFO, and stays whole."""
-    most = max((message_pieces(s) for g in program.gpus for tb in g.threadblocks for s in tb.steps), default=1)
-    return SLOT_BYTES[program.protocol] * program.chunks_per_loop // most
-
-
 def chunk_by_chunk(program: Program) -> Program:
     """The program with every message cut into messages of one chunk; itself if they are.
 
