@@ -67,6 +67,8 @@ def load_topology(spec: str) -> Topology:
     name, colon, parameter = spec.partition(":")
     if name in library_names():
         return _load_bundled(name, parameter if colon else None)
+    if colon and Path(name).is_file() and not Path(spec).exists():
+        raise UsageError(f"{spec}: {name} is a file, and only a bundled profile takes a parameter after ':'")
     if "/" in spec or spec.endswith((".yaml", ".yml")) or Path(spec).is_file():
         return read_topology(read_text(spec), spec)
     names = library_names()
@@ -97,7 +99,10 @@ def _numbers(profile: LibraryProfile, parameter: str) -> Sequence[int]:
     if len(parts) != profile.example.count("x", len(profile.name)) + 1 or not all(
         re.fullmatch("[0-9]{1,9}", part) and 1 <= int(part) <= MAX_RANKS for part in parts
     ):
+        count = profile.example.count("x", len(profile.name)) + 1
         what = "a number of nodes" if profile.parameter == "nodes" else "a size"
+        if count > 1:
+            what = f"a size of {count} numbers"
         raise UsageError(
             f"after {profile.name}: stands {what} from 1 to {MAX_RANKS}, such as {profile.example}; "
             f"found {shorten(parameter)!r}"

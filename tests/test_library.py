@@ -338,3 +338,20 @@ def test_the_documentation_names_every_bundled_profile() -> None:
     assert {name for line in table for name in re.findall(r"`([a-z0-9-]+)`", line.split("|")[1])} == set(
         library_names()
     )
+
+
+def test_names_are_taken_as_the_list_prints_them() -> None:
+    for name in library_names():
+        example = library_profile(name).example
+        result = CliRunner().invoke(load_command("library"), [example])
+        assert result.exit_code == 0, result.output
+        assert result.output == CliRunner().invoke(load_command("library"), [name]).output
+
+
+def test_a_parameter_is_for_bundled_profiles(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(library_text("ring"))
+    with pytest.raises(UsageError, match="only a bundled profile takes a parameter"):
+        load_topology(f"{path}:2")
+    with pytest.raises(UsageError, match="a size of 2 numbers"):
+        load_topology("torus2d:4")

@@ -22,6 +22,8 @@ def command(name: str | None, as_json: bool) -> None:
     from taccl.profiles.load import library_names, library_profile, library_text
 
     names = library_names()
+    if name is not None and ":" in name and name.partition(":")[0] in names:
+        name = name.partition(":")[0]  # as the list prints it; the parameter changes none of the numbers
     if name is not None and name not in names:
         hint = did_you_mean(name, names) or f"known: {', '.join(names)}"
         raise UsageError(f"there is no bundled profile {name!r}; {hint}")
