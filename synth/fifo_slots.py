@@ -35,7 +35,7 @@ def within_slots(
     if size_bytes <= limit:
         return program, ()
     return program, (
-        f"beyond {limit} bytes MSCCL's kernels would wait for ever in this program: messages of several chunks no longer "
-        "fit a slot of the default FIFO; --no-batching or a larger --partition may avoid that, and taccl run is not "
-        "concerned",
+        f"beyond {limit} bytes MSCCL's kernels would wait for ever in this program: messages of several chunks no "
+        "longer fit a slot of the default FIFO; --no-batching or a larger --partition may avoid that, and taccl run "
+        "is not concerned",
     )

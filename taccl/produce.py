@@ -130,6 +130,7 @@ def produce(
 def _lowered(order: Order, product: Product) -> Product:
     """The product with its program, or with the reason why there is none."""
     from taccl.synth.collective import refined
+    from taccl.synth.fifo_slots import within_slots
     from taccl.synth.lower import claim, lower_exact
     from taccl.synth.verify import is_correct, is_limit, verify
 
@@ -148,7 +149,13 @@ def _lowered(order: Order, product: Product) -> Product:
         if all(is_limit(f) for f in errors):
             return replace(product, no_program=f"no program within MSCCL's limits: {reasons}")
         raise CheckFailed(f"the program made for {algorithm.name} is wrong, nothing was written:\n{reasons}")
-    product = replace(product, program=program, simulated_fs=lowered.simulated_time_fs)
+    program, limits = within_slots(program, findings, algorithm.size_bytes)
+    product = replace(
+        product,
+        program=program,
+        simulated_fs=lowered.simulated_time_fs,
+        warnings=(*product.warnings, *limits),
+    )
     if lowered.schedule is algorithm:
         return product
     # What is claimed, priced and written is what the program does, in its own order and at its own cut.

@@ -31,6 +31,7 @@ from verify_programs import (
 
 from taccl.cli import cli
 from taccl.synth.collective import build
+from taccl.synth.fifo_slots import whole_up_to, within_slots
 from taccl.synth.msccl_xml import read_xml, write_xml
 from taccl.synth.program_collective import collective_of
 from taccl.synth.verify import is_correct, verify
@@ -207,6 +208,16 @@ def test_messages_too_large_for_a_slot_are_warned_about():
         ("V302", "warning", 0, 0), ("V303", "warning", 0, 0),
     ]  # fmt: skip
     assert [f.code for f in verify(replace(simple, protocol="LL"))] == ["V302"]
+    # 3 chunks of a sixth fill a slot of 2 MiB at 4 MiB.
+    limit = 4 << 20
+    assert whole_up_to(simple) == limit and f"at most {limit}" in found[1].message
+    small, warned = within_slots(simple, found, limit)
+    assert (small.max_bytes, warned) == (limit, ()) and [f.code for f in verify(small)] == ["V302"]
+    large, warned = within_slots(simple, found, limit + 1)
+    assert large.max_bytes == limit and f"beyond {limit} bytes" in warned[0]
+    only_large = replace(simple, min_bytes=limit + 1)
+    assert within_slots(only_large, found, limit + 1)[0] == only_large
+    assert within_slots(simple, found[:1], 1 << 40) == (simple, ())
 
 
 def test_a_circle_of_dependencies_is_a_deadlock_that_names_both_ends():

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from taccl.cluster_file import Cluster, Wanted
     from taccl.produce import Order
 
-Outcome = tuple[dict[str, str], float, int, str]  # text by suffix, time in us, exit code, message
+Outcome = tuple[dict[str, str], float, int, str]  # text by suffix, time in us, exit code, message or warnings
 
 
 @click.command("build")
@@ -142,6 +142,8 @@ def _make(
                 failed[wanted.stem] = (code, message)
                 click.echo(f"taccl: {wanted.stem}: {message}", err=True)
                 continue
+            if message:
+                click.echo(f"taccl: warning: {wanted.stem}: {message}", err=True)
             files = {}
             for suffix, text in texts.items():
                 write_output(str(cluster.output / (wanted.stem + suffix)), text)
@@ -186,4 +188,9 @@ def _one(order: Order, suffixes: tuple[str, ...]) -> Outcome:
         product = produce(order)
     except TacclError as error:
         return {}, 0.0, error.exit_code, str(error)
-    return {suffix: product.text(suffix) for suffix in suffixes}, us(product.algorithm.time_fs), 0, ""
+    return (
+        {suffix: product.text(suffix) for suffix in suffixes},
+        us(product.algorithm.time_fs),
+        0,
+        "; ".join(product.warnings),
+    )
