@@ -96,7 +96,8 @@ LINKS = ListOf(
                 {
                     "class": Field(_CLASS, "link class", required=True),
                     "pairs": Field(
-                        ListOf(ListOf(_RANK, minimum=2, maximum=2), maximum=MAX_LISTED_LINKS), "[src, dst] pairs"
+                        ListOf(ListOf(_RANK, minimum=2, maximum=2), maximum=MAX_LISTED_LINKS),
+                        "[src, dst] pairs",
                     ),
                     "from": Field(RANK_SET, "sending ranks; each is linked to every rank of `to`"),
                     "to": Field(RANK_SET, "receiving ranks"),
