@@ -40,6 +40,18 @@ def read_sketch(text: str, file: str) -> Sketch:
     Raises InvalidInput with every error of the text at its line and column.
     """
     root = parse(text, file)
+    sketch = _read(root, text, file)
+    root.findings.raise_if_any()
+    return sketch
+
+
+def read_known_keys(text: str, file: str) -> Sketch:
+    """The sketch without what cannot be read: for further checks of a text that `read_sketch` refused."""
+    return _read(parse(text, file), text, file)
+
+
+def _read(root: Node, text: str, file: str) -> Sketch:
+    """The sketch, as far as it can be read; what is wrong is noted in the findings of `root`."""
     values = SKETCH.read(root)
     if values is None:
         root.findings.raise_if_any()
@@ -48,7 +60,7 @@ def read_sketch(text: str, file: str) -> Sketch:
     if size is not None and size.denominator != 1:
         values.at("size").error("S108", "the size is not a whole number of bytes")
     hyper: Values | None = values.get("hyperparameters")
-    sketch = Sketch(
+    return Sketch(
         name=values.get("name", PurePath(file).stem),
         description=values.get("description", ""),
         nodes=values.get("nodes"),
@@ -74,8 +86,6 @@ def read_sketch(text: str, file: str) -> Sketch:
         file=file,
         text=text,
     )
-    root.findings.raise_if_any()
-    return sketch
 
 
 def _places(values: Values) -> dict[str, str]:

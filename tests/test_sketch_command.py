@@ -39,6 +39,18 @@ def test_a_good_sketch(tmp_path: Path) -> None:
     assert done.exit_code == 0 and done.stdout == "1 sketch on ndv2:1: 0 errors, 0 warnings\n"
 
 
+def test_an_unknown_key_hides_nothing_that_is_wrong_on_the_topology(tmp_path: Path) -> None:
+    text = "schema: taccl/sketch/v1\ncolour: red\navoid: [{pairs: [[0, 99]]}]\nnodes: 3\n"
+    path = written(tmp_path, "bad.yaml", text)
+    done = taccl("check", path, "--topology", "ndv2:1", "--format", "json")
+    found = [(f["code"], f["line"]) for f in json.loads(done.stdout)["findings"]]
+    assert done.exit_code == 3 and found == [("Y102", 2), ("S202", 3), ("S201", 4)]
+    # What is wrong in the text itself says nothing of the topology.
+    path = written(tmp_path, "bad.yaml", text.replace("nodes: 3", "nodes: three"))
+    done = taccl("check", path, "--topology", "ndv2:1", "--format", "json")
+    assert [f["code"] for f in json.loads(done.stdout)["findings"]] == ["Y102", "Y103"]
+
+
 def test_all_errors_of_all_files_in_one_run(tmp_path: Path) -> None:
     bad, good = written(tmp_path, "bad.yaml", BAD), written(tmp_path, "good.yaml", GOOD)
     done = taccl("check", bad, good)

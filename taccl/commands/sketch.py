@@ -69,15 +69,24 @@ def check(ctx: click.Context, files: tuple[str, ...], topology: str | None, styl
         ctx.exit(3)
 
 
+UNKNOWN_KEY = "Y102"
+
+
 def _findings(file: str, topology: Topology | None) -> list[Diagnostic]:
     from taccl.errors import InvalidInput
+    from taccl.profiles.yaml_reader import read_text
     from taccl.sketches import load_sketch
     from taccl.sketches.restrict import check_sketch
+    from taccl.sketches.sketch_file import read_known_keys
 
     try:
         sketch = load_sketch(file)
     except InvalidInput as error:
-        return list(error.diagnostics)
+        if topology is None or {d.code for d in error.diagnostics} != {UNKNOWN_KEY}:
+            return list(error.diagnostics)
+        # Apart from keys that mean nothing the sketch is whole: say in the same run what is wrong with it there.
+        found = [*error.diagnostics, *check_sketch(read_known_keys(read_text(file), file), topology)]
+        return sorted(found, key=lambda d: (d.line, d.column, d.code, d.message))
     return [] if topology is None else check_sketch(sketch, topology)
 
 
