@@ -10,7 +10,7 @@ READY := $(VENV)/.taccl-ready
 # mpiexec comes with the MPI wheel and lies in the environment too.
 export PATH := $(BIN):$(PATH)
 
-.PHONY: demo test lint docs bench clean
+.PHONY: demo test lint docs bench bench-scale clean
 
 demo: $(READY)
 	taccl demo -o demo-out
@@ -33,6 +33,10 @@ docs: $(READY)
 # Prints the table of docs/benchmarks.md; about an hour. BENCH="ndv2:1 ring:8" asks for some topologies only.
 bench: $(READY)
 	@python docs/benchmarks.py $(BENCH)
+
+# Prints the table "At scale" of docs/benchmarks.md; about ten minutes. BENCH="80 1024" asks for some groups only.
+bench-scale: $(READY)
+	@python docs/benchmarks_scale.py $(BENCH)
 
 clean:
 	rm -rf build demo-out $(VENV)

@@ -1,0 +1,107 @@
+"""Print the table of docs/benchmarks.md, "At scale": whole commands, timed from outside. `make bench-scale`.
+
+Arguments, all optional: names of groups, e.g. `python docs/benchmarks_scale.py 80 1024`. Every row is `taccl synth` in
+a process of its own: loading the topology, search, certificate, the check of the whole schedule, and up to 128 ranks
+lowering to MSCCL XML and its strict verification. Medians of RUNS runs; memory is the most of any.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+RUNS = 3
+REFERENCE_STEPS = 5_000_000  # additions of the loop that the last column is relative to
+
+# (topology, collective, nccl-tests size in bytes, further options)
+SINGLE = ("--partition", "1", "--no-batching")
+Row = tuple[str, str, int, tuple[str, ...]]
+GROUPS: dict[str, list[Row]] = {
+    "80": [
+        (topology, collective, 80 * chunk, SINGLE)
+        for topology in ("dgx2:5", "ndv2:10")
+        for collective in ("allgather", "alltoall")
+        for chunk in (1000, 10**6)
+    ],
+    "1024": [
+        (topology, collective, 1024 * 10**6, SINGLE)
+        for topology in ("dgx-a100:128", "dgx2:64", "torus2d:32x32")
+        for collective in ("allgather", "alltoall")
+    ],
+    "4096": [
+        ("torus2d:64x64", "allgather", 4096 * 10**6, SINGLE),
+        ("dgx-a100:512", "allgather", 4096 * 10**6, SINGLE),
+    ],
+    "growth": [
+        (f"{name}:{size}", "allgather", ranks * 10**6, SINGLE)
+        for name, size, ranks in [
+            ("dgx-a100", "1", 8), ("dgx-a100", "4", 32), ("dgx-a100", "8", 64), ("dgx-a100", "16", 128),
+            ("dgx-a100", "32", 256), ("dgx-a100", "64", 512), ("dgx-a100", "128", 1024),
+            ("torus2d", "8x8", 64), ("torus2d", "16x16", 256), ("torus2d", "32x32", 1024), ("torus2d", "64x64", 4096),
+        ]
+    ],
+}  # fmt: skip
+HEAD = """\
+| topology | ranks | collective | size (bytes) | time (us) | bound here (us) | gap | bound for any algorithm (us) \
+| program | wall (s) | memory (MB) | wall / reference loop |
+| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |"""
+
+
+def reference_s() -> float:
+    """A loop of plain Python on this machine."""
+    began = time.perf_counter()
+    total = 0
+    for number in range(REFERENCE_STEPS):
+        total += number
+    assert total == REFERENCE_STEPS * (REFERENCE_STEPS - 1) // 2
+    return time.perf_counter() - began
+
+
+def run(row: Row) -> tuple[dict[str, object], float, float]:
+    """(the JSON document, wall seconds, peak memory in MB) of one command."""
+    topology, collective, size, options = row
+    with tempfile.TemporaryDirectory() as folder:
+        command = [
+            sys.executable, "-m", "taccl", "synth", "-t", topology, "-c", collective, "--size", f"{size}B", *options,
+            "--json", "-o", str(Path(folder) / "out.json"),
+        ]  # fmt: skip
+        began = time.perf_counter()
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        assert process.stdout is not None
+        text = process.stdout.read()
+        _, status, usage = os.wait4(process.pid, 0)
+        wall = time.perf_counter() - began
+    if status:
+        raise SystemExit(f"{' '.join(command)} failed with status {status}")
+    return json.loads(text), wall, usage.ru_maxrss / 1024
+
+
+def lines(rows: list[Row]) -> Iterator[str]:
+    """One line of Markdown a row."""
+    for row in rows:
+        reference = statistics.median(reference_s() for _ in range(RUNS))
+        results = [run(row) for _ in range(RUNS)]
+        found = results[0][0]
+        assert all(other["time_us"] == found["time_us"] for other, _, _ in results), "not deterministic"
+        wall = statistics.median(wall for _, wall, _ in results)
+        time_us, within = float(str(found["time_us"])), float(str(found["solver_bound_us"]))
+        yield (
+            f"| {row[0]} | {found['ranks']} | {row[1]} | {row[2]} | {time_us:.3f} | {within:.3f} "
+            f"| {100 * (1 - within / time_us):.2f} % | {float(str(found['lower_bound_us'])):.3f} "
+            f"| {'none' if found['no_program'] else 'verified'} | {wall:.1f} | {max(mb for _, _, mb in results):.0f} "
+            f"| {wall / reference:.0f} |"
+        )
+
+
+if __name__ == "__main__":
+    print(HEAD)
+    for group in sys.argv[1:] or list(GROUPS):
+        for line in lines(GROUPS[group]):
+            print(line, flush=True)
