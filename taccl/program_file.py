@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from taccl.commands.completion import files
 from taccl.errors import CheckFailed, Infeasible, UsageError
 
 if TYPE_CHECKING:
@@ -51,9 +52,16 @@ def collective_options(function: Callable[..., None]) -> Callable[..., None]:
     options: list[Any] = [
         click.option("--collective", metavar="NAME", help="Judge it as this, whatever its coll says."),
         click.option("--root", type=click.IntRange(0), help="Of broadcast, reduce, gather, scatter."),
-        click.option("--demand", metavar="ROWS|FILE", help="Of alltoallv, as for taccl synth."),
+        click.option(
+            "--demand", metavar="ROWS|FILE", shell_complete=files, help="Of alltoallv, as for taccl synth."
+        ),
         click.option("--pairs", metavar="A-B,...", help="Of sendrecv, as for taccl synth."),
-        click.option("--pre-post", metavar="FILE", help="Of a custom collective, as for taccl synth."),
+        click.option(
+            "--pre-post",
+            metavar="FILE",
+            shell_complete=files,
+            help="Of a custom collective, as for taccl synth.",
+        ),
     ]
     for option in reversed(options):
         function = option(function)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from taccl.commands.completion import files
 from taccl.commands.options import check_folder, print_json, write_output
 from taccl.errors import TacclError
 
@@ -21,7 +22,7 @@ Outcome = tuple[dict[str, str], float, int, str]  # text by suffix, time in us, 
 
 
 @click.command("build")
-@click.argument("file")
+@click.argument("file", shell_complete=files)
 @click.option("--check", is_flag=True, help="Write nothing; exit code 1 when something is stale.")
 @click.option("-j", "--jobs", type=click.IntRange(1, 1024), help="Algorithms at a time. [cores / workers]")
 @click.option("--json", "as_json", is_flag=True, help="Print what was done as one JSON document.")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from taccl.commands.completion import files, topologies
 from taccl.commands.options import Size, write_output
 from taccl.errors import UsageError
 from taccl.program_file import ProgramFile, collective_options, open_proven, topology_of, unproven_option
@@ -21,9 +22,14 @@ FORMATS = ("msccl-xml", "mscclpp-json", "perfetto", "html", "json")
 @click.command("convert")
 @click.argument("file", type=click.Path(dir_okay=False))
 @click.option("--to", "form", required=True, type=click.Choice(FORMATS), help="The format to write.")
-@click.option("--topology", metavar="T", help="ndv2:2, profile.yaml ...; a native file brings its own.")
+@click.option(
+    "--topology",
+    metavar="T",
+    shell_complete=topologies,
+    help="ndv2:2, profile.yaml ...; a native file brings its own.",
+)
 @click.option("--size", type=Size(), help="nccl-tests size, for times. Default: a native file's own.")
-@click.option("-o", "--output", metavar="FILE", default="-", help="Default: stdout.")
+@click.option("-o", "--output", metavar="FILE", shell_complete=files, default="-", help="Default: stdout.")
 @collective_options
 @unproven_option
 def command(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from taccl.commands.completion import folders
 from taccl.commands.options import Quantity, write_output
 from taccl.errors import CheckFailed, EnvironmentProblem
 
@@ -24,7 +25,13 @@ JOB_LIMIT_S = 120
 @click.command("demo")
 @click.option("-n", "--ranks", type=click.IntRange(2, 16), default=4, show_default=True, help="Local ranks.")
 @click.option(
-    "-o", "--output", default="demo-out", show_default=True, metavar="DIR", help="Folder of the results."
+    "-o",
+    "--output",
+    default="demo-out",
+    show_default=True,
+    metavar="DIR",
+    shell_complete=folders,
+    help="Folder of the results.",
 )
 @click.option(
     "--time-limit", type=Quantity("s", 0.1, 600), default="6s", show_default=True, help="For each collective."

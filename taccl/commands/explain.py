@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from taccl.commands.completion import topologies
 from taccl.commands.options import Size, print_json
 from taccl.program_file import collective_options, open_proven, topology_of, unproven_option
 
@@ -17,7 +18,12 @@ MAX_RUNS = 40  # of the critical path, in text
 
 @click.command("explain")
 @click.argument("file", type=click.Path(dir_okay=False))
-@click.option("--topology", metavar="T", help="ndv2:2, profile.yaml ...; a native file brings its own.")
+@click.option(
+    "--topology",
+    metavar="T",
+    shell_complete=topologies,
+    help="ndv2:2, profile.yaml ...; a native file brings its own.",
+)
 @click.option("--size", type=Size(), help="nccl-tests size; default: the algorithm's own, 1MB for a program.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @collective_options

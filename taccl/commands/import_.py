@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from taccl.commands.completion import files
 from taccl.commands.options import write_output
 from taccl.errors import UsageError
 
@@ -32,7 +33,7 @@ def _common(function: Callable[..., None]) -> Callable[..., None]:
     options: list[Any] = [
         click.argument("file", type=click.Path(dir_okay=False)),
         click.option(
-            "-o", "--output", default="-", show_default=True, metavar="PROFILE",
+            "-o", "--output", default="-", show_default=True, metavar="PROFILE", shell_complete=files,
             help="Profile to write (YAML); - is standard output.",
         ),
         click.option(

@@ -7,11 +7,12 @@ import textwrap
 
 import click
 
+from taccl.commands.completion import topologies
 from taccl.errors import UsageError
 
 
 @click.command("library")
-@click.argument("name", required=False)
+@click.argument("name", required=False, shell_complete=topologies)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def command(name: str | None, as_json: bool) -> None:
     """List the bundled profiles.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from taccl.commands.completion import files
 from taccl.commands.options import Name, Quantity, print_json, write_output
 from taccl.commands.run import Size
 from taccl.errors import EnvironmentProblem, TacclError, UsageError
@@ -42,7 +43,9 @@ class Sizes(click.ParamType):  # type: ignore[type-arg]
 
 
 @click.command("profile")
-@click.option("-o", "--output", required=True, metavar="FILE", help="Profile to write (YAML).")
+@click.option(
+    "-o", "--output", required=True, metavar="FILE", shell_complete=files, help="Profile to write (YAML)."
+)
 @click.option(
     "--device",
     type=click.Choice(["auto", "host", "cuda"]),

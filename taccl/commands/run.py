@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from taccl.commands.completion import files, topologies
 from taccl.commands.options import Quantity
 from taccl.errors import Diagnostic, EnvironmentProblem, InvalidInput, UsageError
 from taccl.program_file import collective_options
@@ -68,7 +69,14 @@ class RankedCommand(click.Command):
 
 @click.command(cls=RankedCommand)
 @click.argument("file", type=click.Path(exists=False, dir_okay=False))
-@click.option("--profile", "--topology", "topology", metavar="T", help="Predict times on this topology.")
+@click.option(
+    "--profile",
+    "--topology",
+    "topology",
+    metavar="T",
+    shell_complete=topologies,
+    help="Predict times on this topology.",
+)
 @click.option("-b", "--min-bytes", type=Size(), default="1K", show_default=True, help="Smallest size.")
 @click.option("-e", "--max-bytes", type=Size(), default="64M", show_default=True, help="Largest size.")
 @click.option(
@@ -134,6 +142,7 @@ class RankedCommand(click.Command):
     "--json",
     "json_path",
     metavar="FILE",
+    shell_complete=files,
     help="Write one JSON document; - is stdout (the table goes to stderr).",
 )
 @click.option("-v", "--verbose", is_flag=True, help="Say which transport and memory each rank uses.")

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from taccl.commands.completion import topologies
 from taccl.commands.options import Size, print_json
 from taccl.program_file import collective_options, open_proven, topology_of, unproven_option
 
@@ -18,7 +19,12 @@ SHOWN = 24  # activities of the critical path that the text form prints
 
 @click.command("simulate")
 @click.argument("file", type=click.Path(dir_okay=False))
-@click.option("--topology", metavar="T", help="ndv2:2, profile.yaml ...; a native file brings its own.")
+@click.option(
+    "--topology",
+    metavar="T",
+    shell_complete=topologies,
+    help="ndv2:2, profile.yaml ...; a native file brings its own.",
+)
 @click.option("--size", type=Size(), help="As nccl-tests prints it, e.g. 1MB. Default: a native file's own.")
 @collective_options
 @unproven_option

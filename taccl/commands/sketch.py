@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from taccl.commands.completion import files, sketches, topologies
 from taccl.commands.options import Size, write_output
 from taccl.commands.synth import COLLECTIVES
 
@@ -24,8 +25,14 @@ def command() -> None:
 
 
 @command.command("check")
-@click.argument("files", nargs=-1, required=True, metavar="FILE...")
-@click.option("-t", "--topology", metavar="T", help="Also check against a profile (ndv2:2) or YAML file.")
+@click.argument("files", nargs=-1, required=True, metavar="FILE...", shell_complete=sketches)
+@click.option(
+    "-t",
+    "--topology",
+    metavar="T",
+    shell_complete=topologies,
+    help="Also check against a profile (ndv2:2) or YAML file.",
+)
 @click.option(
     "--format", "style", type=click.Choice(["text", "json", "github"]), default="text", show_default=True,
     help="Text with places that editors follow, one JSON document, or annotations on GitHub.",
@@ -125,13 +132,28 @@ def list_sketches(as_json: bool) -> None:
 
 
 @command.command("suggest")
-@click.option("-t", "--topology", required=True, metavar="T", help="Bundled profile (ndv2:2) or YAML file.")
+@click.option(
+    "-t",
+    "--topology",
+    required=True,
+    metavar="T",
+    shell_complete=topologies,
+    help="Bundled profile (ndv2:2) or YAML file.",
+)
 @click.option(
     "-c", "--collective", type=click.Choice(COLLECTIVES), default="allgather", show_default=True,
     help="What the sketch is for.",
 )  # fmt: skip
 @click.option("--size", type=Size(), help="nccl-tests size: 1MB = 10^6, 1MiB = 2^20 bytes.")
-@click.option("-o", "--output", default="-", show_default=True, metavar="FILE", help="File; - is stdout.")
+@click.option(
+    "-o",
+    "--output",
+    default="-",
+    show_default=True,
+    metavar="FILE",
+    shell_complete=files,
+    help="File; - is stdout.",
+)
 def suggest(topology: str, collective: str, size: int | None, output: str) -> None:
     """Write a commented sketch for a topology: a start to change.
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from taccl.commands.completion import files, sketches, topologies
 from taccl.commands.options import Quantity, Size, print_json, write_output
 from taccl.demand import read_demand
 from taccl.errors import UsageError
@@ -27,12 +28,29 @@ PROTOCOLS = ("Simple", "LL", "LL128")
 
 
 @click.command("synth")
-@click.option("-t", "--topology", required=True, metavar="T", help="Bundled profile (ndv2:2) or YAML file.")
-@click.option("-s", "--sketch", metavar="S", help="Bundled sketch (ndv2-sk-1) or file; default: none.")
+@click.option(
+    "-t",
+    "--topology",
+    required=True,
+    metavar="T",
+    shell_complete=topologies,
+    help="Bundled profile (ndv2:2) or YAML file.",
+)
+@click.option(
+    "-s",
+    "--sketch",
+    metavar="S",
+    shell_complete=sketches,
+    help="Bundled sketch (ndv2-sk-1) or file; default: none.",
+)
 @click.option("-c", "--collective", required=True, type=click.Choice(COLLECTIVES), help="What to synthesise.")
 @click.option("--size", type=Size(), help="nccl-tests size: 1MB = 10^6, 1MiB = 2^20 bytes; or the sketch's.")
 @click.option(
-    "-o", "--output", metavar="FILE", help="Write .xml (program) or .json (algorithm); - is stdout."
+    "-o",
+    "--output",
+    metavar="FILE",
+    shell_complete=files,
+    help="Write .xml (program) or .json (algorithm); - is stdout.",
 )
 @click.option(
     "--engine", type=click.Choice(ENGINES), default="auto", show_default=True, help="What searches; see docs."
@@ -43,9 +61,19 @@ PROTOCOLS = ("Simple", "LL", "LL128")
 @click.option(
     "--root", type=click.IntRange(0), default=0, show_default=True, help="Root of rooted collectives."
 )
-@click.option("--demand", metavar="ROWS|FILE", help='alltoallv: blocks from i (row) to j, e.g. "0,2;1,0".')
+@click.option(
+    "--demand",
+    metavar="ROWS|FILE",
+    shell_complete=files,
+    help='alltoallv: blocks from i (row) to j, e.g. "0,2;1,0".',
+)
 @click.option("--pairs", metavar="A-B,...", help="sendrecv: who sends to whom. [each rank to the next]")
-@click.option("--pre-post", metavar="FILE", help="custom: YAML file with the place of every chunk.")
+@click.option(
+    "--pre-post",
+    metavar="FILE",
+    shell_complete=files,
+    help="custom: YAML file with the place of every chunk.",
+)
 @click.option(
     "--instances", type=click.IntRange(1, 32), default=1, show_default=True, help="Copies on own channels."
 )

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from taccl.commands.completion import topologies
 from taccl.commands.options import print_json
 from taccl.program_file import (
     ProgramFile,
@@ -25,7 +26,12 @@ if TYPE_CHECKING:
 
 @click.command("verify")
 @click.argument("file", type=click.Path(dir_okay=False))
-@click.option("--topology", metavar="T", help="Check a native .json's times for this topology too.")
+@click.option(
+    "--topology",
+    metavar="T",
+    shell_complete=topologies,
+    help="Check a native .json's times for this topology too.",
+)
 @collective_options
 @click.option("--strict", is_flag=True, help="Limits that only some loaders have are errors, not warnings.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
