@@ -132,6 +132,15 @@ def open_program(file: str, options: dict[str, Any]) -> ProgramFile:
     return ProgramFile(program, _collective(program, options))
 
 
+def size_of(opened: ProgramFile, given: int | None) -> int:
+    """The size that an option names, else a native file's own. Raises UsageError without either."""
+    if given is not None:
+        return given
+    if opened.algorithm is None:
+        raise UsageError("--size is needed: XML does not say how large the collective is")
+    return opened.algorithm.size_bytes
+
+
 def topology_of(opened: ProgramFile, spec: str | None) -> Topology:
     """The topology that an option names, else the one in the native file. Raises UsageError without either."""
     from taccl.profiles.load import load_topology

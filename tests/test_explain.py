@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from taccl.cli import cli
 from taccl.commands.explain import command, document, text
 from taccl.errors import UsageError
 from taccl.profiles.topology import Link, Port, Topology
@@ -167,8 +168,11 @@ def test_the_command_prints_text_and_json(tmp_path: Path) -> None:
     assert shown.exit_code == 0, shown.output
     assert "Critical path" in shown.output
     parsed = json.loads(
-        CliRunner().invoke(command, [str(file), "--topology", "ring:2", "--json"]).output
+        CliRunner().invoke(command, [str(file), "--topology", "ring:2", "--size", "1MB", "--json"]).output
     )  # fmt: skip
     assert parsed["size_bytes"] == MB
     assert parsed["time_us"] >= parsed["lower_bound_us"] > 0
     assert parsed["critical_path"]
+    # As for simulate: a size that nobody named would be explained as if it were the one meant.
+    unsized = CliRunner().invoke(cli, ["explain", str(file), "--topology", "ring:2"])
+    assert unsized.exit_code == 2 and "--size is needed" in unsized.stderr

@@ -10,7 +10,14 @@ import click
 from taccl.commands.completion import files, topologies
 from taccl.commands.options import Size, write_output
 from taccl.errors import UsageError
-from taccl.program_file import ProgramFile, collective_options, open_proven, topology_of, unproven_option
+from taccl.program_file import (
+    ProgramFile,
+    collective_options,
+    open_proven,
+    size_of,
+    topology_of,
+    unproven_option,
+)
 
 if TYPE_CHECKING:
     from taccl.profiles.topology import Topology
@@ -94,8 +101,4 @@ def _text(opened: ProgramFile, file: str, form: str, spec: str | None, size: int
 def _simulation(opened: ProgramFile, topology: Topology, size: int | None) -> Simulation:
     from taccl.synth.simulate import simulate
 
-    if size is None:
-        if opened.algorithm is None:
-            raise UsageError("--size is needed: XML does not say how large the collective is")
-        size = opened.algorithm.size_bytes
-    return simulate(opened.program, topology, size, collective=opened.collective)
+    return simulate(opened.program, topology, size_of(opened, size), collective=opened.collective)

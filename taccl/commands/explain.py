@@ -8,7 +8,7 @@ import click
 
 from taccl.commands.completion import topologies
 from taccl.commands.options import Size, print_json
-from taccl.program_file import collective_options, open_proven, topology_of, unproven_option
+from taccl.program_file import collective_options, open_proven, size_of, topology_of, unproven_option
 
 if TYPE_CHECKING:
     from taccl.synth.explain import Explanation
@@ -24,7 +24,7 @@ MAX_RUNS = 40  # of the critical path, in text
     shell_complete=topologies,
     help="ndv2:2, profile.yaml ...; a native file brings its own.",
 )
-@click.option("--size", type=Size(), help="nccl-tests size; default: the algorithm's own, 1MB for a program.")
+@click.option("--size", type=Size(), help="As nccl-tests prints it, e.g. 1MB. Default: a native file's own.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @collective_options
 @unproven_option
@@ -38,8 +38,7 @@ def command(file: str, topology: str | None, size: int | None, as_json: bool, **
 
     opened = open_proven(file, options)
     cluster = topology_of(opened, topology)
-    if size is None:
-        size = opened.algorithm.size_bytes if opened.algorithm else 10**6
+    size = size_of(opened, size)
     try:
         explanation = explain(opened.algorithm or opened.program, cluster, size, opened.collective)
     except ValueError as error:

@@ -8,7 +8,7 @@ import click
 
 from taccl.commands.completion import topologies
 from taccl.commands.options import Size, print_json
-from taccl.program_file import collective_options, open_proven, topology_of, unproven_option
+from taccl.program_file import collective_options, open_proven, size_of, topology_of, unproven_option
 
 if TYPE_CHECKING:
     from taccl.profiles.topology import Topology
@@ -35,7 +35,6 @@ def command(**options: Any) -> None:
     FILE is MSCCL XML from any tool, or a native .json algorithm (lowered first). Shows the time, the bound
     that no algorithm beats, the busiest link or port, and the chain of messages that leads to the end.
     """
-    from taccl.errors import UsageError
     from taccl.synth.bounds import lower_bound
     from taccl.synth.cost import us
     from taccl.synth.simulate import resource_name, simulate
@@ -43,10 +42,7 @@ def command(**options: Any) -> None:
     file, size = options["file"], options["size"]
     opened = open_proven(file, options)
     cluster = topology_of(opened, options["topology"])
-    if size is None:
-        if opened.algorithm is None:
-            raise UsageError("--size is needed: XML does not say how large the collective is")
-        size = opened.algorithm.size_bytes
+    size = size_of(opened, size)
     simulation = simulate(opened.program, cluster, size, collective=opened.collective)
     bound = lower_bound(cluster, simulation.collective, size)
     # A schedule's own time is that on its own topology at its own size.
