@@ -219,3 +219,31 @@ def test_smallest_in_orbit(a: list[int], b: list[int]) -> None:
                     reached.add(p[x])
                     queue.append(p[x])
         assert found[start] == min(reached)
+
+
+@pytest.mark.parametrize(
+    ("spec", "name", "chunk_bytes", "at_most_us"),
+    [
+        # 32 steps each way, in step t a message with all that has 32 - t links to go.
+        ("ring:64", "alltoall", 244, 32 * 0.5 + 32 * 33 / 2 * 20 * 244e-6 * 1.01),
+        # One message to each other node over each NIC, instead of 64 over each pair of GPUs: 346 us.
+        ("dgx2:5", "alltoall", 13, 12.0),
+        ("dgx-a100:8", "alltoall", 16, 9.0),
+        # Within a node not every pair has a link; over the network one message serves a node.
+        ("ndv2:4", "alltoall", 32, 15.0),
+        ("ndv2:2", "scatter", 64, 6.0),
+        ("ndv2:2", "gather", 64, 6.0),
+    ],
+)
+def test_short_chunks_share_messages(spec: str, name: str, chunk_bytes: int, at_most_us: float) -> None:
+    topology = load_topology(spec)
+    task = Task(topology, link_table(topology), name, 1, Fraction(chunk_bytes))
+    *_, best = search(task, 0, QUICK, 0, lambda: False)
+    assert best.engine == "batched"
+    assert best.timing.time_fs <= at_most_us * 10**9
+    collective = build(name, topology.ranks)
+    algorithm = Algorithm(
+        "batched", collective, topology.name, chunk_bytes * collective.size_chunks,
+        messages_of(best.messages(name, 1)), best.timing.time_fs, Certificate(0.0, "", 0.0, "feasible"), "batched",
+    )  # fmt: skip
+    assert check_algorithm(algorithm, topology) == []

@@ -17,9 +17,12 @@ from taccl.profiles.link_table import LinkTable
 from taccl.profiles.topology import Topology
 from taccl.synth.message_table import MessageTable
 from taccl.synth.symmetric.batch import Appetite, grow_batches
+from taccl.synth.symmetric.digits import digit_routes
 from taccl.synth.symmetric.expand import expanded, link_lookup, sorted_by_start
 from taccl.synth.symmetric.hops import ChunkOf, RepHop, collected_then_spread, quickest, table, turned
+from taccl.synth.symmetric.hops import priced as jobs
 from taccl.synth.symmetric.instance import Instance, instance
+from taccl.synth.symmetric.merge import merged
 from taccl.synth.symmetric.prices import Prices, prices
 from taccl.synth.symmetric.quotient import Quotient, quotient, trivial_quotient
 from taccl.synth.symmetric.route import Pair, pairs_of
@@ -32,7 +35,7 @@ from taccl.synth.symmetric.solve import (
     solve_spread,
     turned_instance,
 )
-from taccl.synth.symmetric.timing import Timing
+from taccl.synth.symmetric.timing import Timing, longest_rest
 
 SPREADING = ("allgather", "reducescatter", "allreduce")
 PAIRED = ("alltoall", "gather", "scatter", "sendrecv")
@@ -228,3 +231,9 @@ def _paired(task: Task, priced: Prices) -> Iterator[Found]:
     if solved is not None:
         names = tuple((pair.src, pair.dst) for pair in repeated)
         yield Found("load-first", inst, tuple(solved[0]), solved[1], names, chunk_of[task.collective])
+    if solved is None or not task.batching or not _batches_pay(priced):
+        return
+    for routes in (solved[0], *digit_routes(inst, repeated)):
+        for order in (list(range(len(routes))), longest_rest(jobs(inst, routes))):
+            messages, timing = merged(inst, routes, order)
+            yield Found("batched", inst, tuple(messages), timing, names, chunk_of[task.collective])
