@@ -24,6 +24,16 @@ if TYPE_CHECKING:
 SUFFIXES = (".xml", ".json")
 
 
+ENDED = {
+    "proof": "the bound is reached",
+    "target-gap": "the target gap is reached",
+    "interrupted": "interrupted",
+    "time-limit": "the time limit",
+    "stages-done": "every stage did its share, which grows with --time-limit",
+    "nothing-left": "nothing is left to try",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Order:
     """What is to be made, in the user's words. Specs are names or paths, as on the command line."""
@@ -61,6 +71,7 @@ class Product:
     simulated_fs: int  # the program on the topology, by discrete events; without one, the schedule's time
     warnings: tuple[str, ...]  # of the sketch and of verification
     no_program: str = ""  # why there is none
+    ended: str = ""  # why the search went on no longer: a key of ENDED
 
     def explicit(self) -> Algorithm:
         """The algorithm with every message an object; for up to a few hundred ranks."""
@@ -115,16 +126,32 @@ def produce(
     topology = load_topology(order.topology)
     request, warnings = _request(order, topology)
     began = time.monotonic()
-    if at_scale(request):
-        symmetric = synthesise_at_scale(request, on_progress, should_stop)
-        solve_s = time.monotonic() - began
-        if topology.ranks > LOWERED_RANKS:
-            reason = f"programs are made for up to {LOWERED_RANKS} ranks"
-            return Product(symmetric, topology, None, solve_s, symmetric.time_fs, warnings, reason)
-        return _lowered(order, Product(symmetric, topology, None, solve_s, symmetric.time_fs, warnings))
-    algorithm = synthesise(request, on_progress, should_stop)
+    scaled = at_scale(request)
+    make: Callable[..., Algorithm | SymmetricAlgorithm] = synthesise_at_scale if scaled else synthesise
+    algorithm = make(request, on_progress, should_stop)
     solve_s = time.monotonic() - began
-    return _lowered(order, Product(algorithm, topology, None, solve_s, algorithm.time_fs, warnings))
+    ended = why_ended(request, algorithm, solve_s, should_stop is not None and should_stop(), scaled)
+    product = Product(algorithm, topology, None, solve_s, algorithm.time_fs, warnings, "", ended)
+    if scaled and topology.ranks > LOWERED_RANKS:
+        return replace(product, no_program=f"programs are made for up to {LOWERED_RANKS} ranks")
+    return _lowered(order, product)
+
+
+def why_ended(
+    request: Request, found: Algorithm | SymmetricAlgorithm, solve_s: float, stopped: bool, scaled: bool
+) -> str:
+    """The key of ENDED for a search that took so long; stopped: by the user; scaled: on the quotient alone."""
+    from taccl.synth.cost import us
+
+    if found.certificate.proved_by == "any algorithm":
+        return "proof"
+    if request.target_gap and found.certificate.gap(us(found.time_fs)) <= request.target_gap:
+        return "target-gap"
+    if stopped:
+        return "interrupted"
+    if solve_s >= request.time_limit_s:
+        return "time-limit"
+    return "stages-done" if not scaled and request.engine in ("auto", "cp-sat") else "nothing-left"
 
 
 def _lowered(order: Order, product: Product) -> Product:
@@ -241,6 +268,7 @@ def document(product: Product, path: str | None) -> dict[str, Any]:
         "proved_by": certificate.proved_by,
         "engine": algorithm.engine,
         "solve_s": round(product.solve_s, 3),
+        "ended": product.ended,
         "verified": True,
         "messages": messages,
         "threadblocks": blocks,

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import jsonschema
@@ -18,9 +19,12 @@ from hypothesis import strategies as st
 from taccl.cli import cli
 from taccl.cluster_file import MANIFEST, read_cluster, size_name
 from taccl.errors import InvalidInput
+from taccl.produce import why_ended
+from taccl.profiles.load import load_topology
 from taccl.profiles.yaml_reader import parse, plain_value
 from taccl.synth.collective_file import read_collective
 from taccl.synth.msccl_xml import read_xml
+from taccl.synth.synthesise import Request, synthesise
 from taccl.synth.verify import is_correct, verify
 
 CLUSTER = """\
@@ -452,6 +456,34 @@ def test_the_page_shows_a_file_that_is_read(tmp_path: Path) -> None:
     keys = json.loads(taccl("schema", "cluster").stdout)["properties"]
     entry = keys["collectives"]["items"]["properties"]
     assert all(f"`{key}`" in page for key in (*keys, *entry))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "ended", "words"),
+    [
+        (["-t", "ring:2", "-c", "allgather"], "proof", "the bound is reached"),
+        (["-t", "ring:4", "-c", "allreduce", "--engine", "ring"], "nothing-left", "nothing is left to try"),
+        (
+            ["-t", "ring:4", "-c", "allreduce", "--target-gap", "99%"],
+            "target-gap",
+            "the target gap is reached",
+        ),
+    ],
+)
+def test_synth_says_why_the_search_ended(arguments: list[str], ended: str, words: str) -> None:
+    line = ("synth", *arguments, "--size", "1MB")
+    assert json.loads(taccl(*line, "--json").stdout)["ended"] == ended
+    assert f"s, ended: {words}" in taccl(*line).stdout
+
+
+def test_a_search_that_ends_early_without_proof_has_a_reason() -> None:
+    request = Request(load_topology("ring:4"), "allreduce", 10**6, time_limit_s=60.0)
+    found = synthesise(replace(request, engine="ring"))
+    assert found.certificate.status == "feasible"
+    assert why_ended(request, found, 3.0, False, False) == "stages-done"
+    assert why_ended(request, found, 3.0, False, True) == "nothing-left"
+    assert why_ended(request, found, 60.1, False, False) == "time-limit"
+    assert why_ended(request, found, 3.0, True, False) == "interrupted"
 
 
 def test_no_algorithm_takes_the_name_of_the_manifest(cluster: Path) -> None:

@@ -230,6 +230,8 @@ def _compare(ctx: click.Context, product: Product, path: str) -> None:
 
 
 def _table(found: dict[str, Any]) -> str:
+    from taccl.produce import ENDED
+
     proof = f"optimal ({found['proved_by']})" if found["status"] == "optimal" else "feasible"
     rows = [
         ("algorithm", f"{found['collective']} on {found['topology']}, {found['ranks']} ranks"),
@@ -237,7 +239,8 @@ def _table(found: dict[str, Any]) -> str:
         ("time", f"{found['time_us']:.3f} us"),
         ("lower bound", f"{found['lower_bound_us']:.3f} us for any algorithm ({found['bound_by']})"),
         ("gap", f"{100 * found['gap']:.2f} %, {proof}"),
-        ("engine", f"{found['engine']}, {found['solve_s']:.1f} s"),
+        ("engine", found["engine"]),
+        ("search", f"{found['solve_s']:.1f} s, ended: {ENDED[found['ended']]}"),
         ("program", f"{found['messages']} messages, {found['threadblocks']} threadblocks, verified"),
     ]
     if found["no_program"]:
