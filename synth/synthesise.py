@@ -111,7 +111,7 @@ def synthesise(
         restrictions=request.restrictions,
         generators=_generators(request),
         lower_fs=bound.time_fs,
-        target_gap=request.target_gap,
+        target_gap=max(request.target_gap, float(SAME)),  # closer is called optimal
         workers=request.workers,
         seed=request.seed,
         budget_s=request.time_limit_s,

@@ -16,12 +16,14 @@ from taccl.sketches.restrict import restrict
 from taccl.sketches.restrictions import Restrictions, Rule
 from taccl.sketches.sketch_file import read_sketch
 from taccl.synth.algorithm import Algorithm
+from taccl.synth.bounds import lower_bound
 from taccl.synth.candidates import best_timing
 from taccl.synth.check_algorithm import check_algorithm
 from taccl.synth.collective import Chunk, Collective, build
 from taccl.synth.cost import costs, us
 from taccl.synth.engines import BASELINES, Inapplicable
 from taccl.synth.lower import lower_exact
+from taccl.synth.search import Search
 from taccl.synth.synthesise import Request, synthesise
 from taccl.synth.verify import is_correct, verify
 
@@ -203,3 +205,16 @@ def test_rules_that_no_seed_obeys_still_have_an_answer() -> None:
     crossing = [m for m in found.messages if (m.src < 8) != (m.dst < 8)]
     assert {(m.src % 8, m.dst % 8) for m in crossing} == {(0, 0)}
     assert sum(len(m.chunks) for m in crossing) == 16
+
+
+def test_the_search_stops_where_the_answer_is_called_optimal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Times are whole femtoseconds and the bound is rounded down: they need not meet to the last one."""
+
+    def beyond(*_: object, **__: object) -> None:
+        raise AssertionError("a model was built although the bound was reached")
+
+    for stage in ("pack", "trees", "messages", "improve"):
+        monkeypatch.setattr(Search, stage, beyond)
+    found = synthesise(Request(load_topology("ndv2-1mb:1"), "allgather", 8 * 10**6))
+    bound_fs = lower_bound(load_topology("ndv2-1mb:1"), found.collective, 8 * 10**6).time_fs
+    assert found.time_fs > bound_fs and found.certificate.proved_by == "any algorithm"
