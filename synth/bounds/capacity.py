@@ -20,6 +20,7 @@ from taccl.synth.cost import FS_PER_US, ceil_fs
 from taccl.synth.symmetric.group import Ints
 
 GRAINS = ("fluid", "whole", "single")
+LINK = "link"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +73,7 @@ class Pricing:
     own: tuple[Fraction, ...]  # hold of a chunk by the link itself
     rate: Ints  # per port: which of `held`
     held: tuple[Fraction, ...]  # hold of a chunk by ports of one beta
-    first_port: Ints  # per link, -1 for none
-    last_port: Ints
+    ports: dict[str, Ints]  # by side, different ones: per link a port, -1 for none
     slowest: Ints  # per link which of `held` is that of its slowest port, -1 for none
 
 
@@ -87,11 +87,21 @@ def pricing(topology: Topology, links: LinkTable, chunk_bytes: Fraction, grain: 
     rates: dict[Fraction, int] = {}
     rate = np.array([rates.setdefault(port.beta_us_per_mb, len(rates)) for port in topology.ports], np.int64)
     none = np.full(len(links), -1, np.int64)
-    first = last = slowest = none
+    slowest = none
+    sides: dict[str, Ints] = {}
     if links.ports.shape[1] and len(rate):
         counts = (links.ports >= 0).sum(axis=1)
-        first = links.ports[:, 0]
-        last = np.where(counts > 0, links.ports[np.arange(len(links)), np.maximum(counts - 1, 0)], -1)
+        rows = np.arange(len(links))
+        # From a link's source to its destination: on a fat tree the second and the last but one are shared uplinks.
+        for side, column in (
+            ("out", np.zeros(len(links), np.int64)),
+            ("second", np.minimum(1, np.maximum(counts - 1, 0))),
+            ("last but one", np.maximum(counts - 2, 0)),
+            ("in", np.maximum(counts - 1, 0)),
+        ):
+            chosen = np.where(counts > 0, links.ports[rows, column], -1)
+            if not any(np.array_equal(chosen, known) for known in sides.values()):
+                sides[side] = chosen
         order = np.array(sorted(range(len(rates)), key=list(rates).__getitem__), np.int64)
         place = np.argsort(order)
         most = np.where(links.ports >= 0, place[rate[links.ports]], -1).max(axis=1)
@@ -104,8 +114,7 @@ def pricing(topology: Topology, links: LinkTable, chunk_bytes: Fraction, grain: 
         tuple(fs(c.beta_us_per_mb * per_byte) for c in links.classes),
         rate,
         tuple(fs(beta * per_byte) for beta in rates),
-        first,
-        last,
+        sides,
         slowest,
     )
 
@@ -113,12 +122,12 @@ def pricing(topology: Topology, links: LinkTable, chunk_bytes: Fraction, grain: 
 def capacity(priced: Pricing, which: Ints, side: str) -> Capacity:
     """The capacity of the links `which`, seen through one resource of each.
 
-    side: "in" the last port of a link, "out" the first, "link" the link itself; a link without ports is itself.
+    side: LINK, the link itself, or one of `priced.ports`. A link without ports is itself.
     """
     rates, classes = 1 + len(priced.held), len(priced.own)
     chosen = np.full(len(which), -1, np.int64)
-    if side != "link":
-        chosen = (priced.last_port if side == "in" else priced.first_port)[which]
+    if side != LINK:
+        chosen = priced.ports[side][which]
     through = chosen >= 0
     # Few kinds of use in all: (rate of the chosen port, class of the link, its slowest port's rate).
     kind = (priced.links.link_class[which] * rates + 1 + priced.slowest[which]) * rates

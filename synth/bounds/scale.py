@@ -21,13 +21,12 @@ from numpy.typing import NDArray
 from taccl.profiles.link_table import LinkTable
 from taccl.profiles.topology import Topology
 from taccl.synth.bounds.bound import Bound, ranks_text, strongest
-from taccl.synth.bounds.capacity import GRAINS, Capacity, Pricing, capacity, pricing
+from taccl.synth.bounds.capacity import GRAINS, LINK, Capacity, Pricing, capacity, pricing
 from taccl.synth.symmetric.group import Ints
 
 Mask = NDArray[np.bool_]
 _Item = TypeVar("_Item")
 
-SIDES = ("in", "out", "link")
 # Beyond so many looks at links only a sample of the ranks is cut off one by one.
 MOST_LOOKS = 4_000_000
 # In sets of up to so many ranks the last chunk is followed to the farthest of them.
@@ -82,6 +81,11 @@ class _Machine:
     partition: int
     root: int
     message_fs: Ints  # per link the least time of a message, rounded down
+
+    @property
+    def sides(self) -> tuple[str, ...]:
+        """What of a link may be looked at."""
+        return (*self.priced.ports, LINK)
 
     def wanted(self, inside: Mask) -> int:
         """Chunks that ranks inside need and none of them has."""
@@ -198,14 +202,14 @@ def _into(machine: _Machine, inside: Mask, crossing: Ints) -> Iterator[Bound]:
         else np.zeros(0, np.int64)
     )
     whole_chunks = spreads and machine.priced.grain != "fluid"
-    for side in SIDES:
+    for side in machine.sides:
         through = capacity(machine.priced, crossing, side)
         time = through.least_time(chunks)
         if time < 0:
             raise ValueError(f"no link leads into {name}: the collective cannot run on this topology")
         yield Bound(_down(time, machine), f"cut into {name}")
         if spreads:
-            for local_side in SIDES:
+            for local_side in machine.sides:
                 again = capacity(machine.priced, local, local_side)
                 late = _received_again(through, again, chunks, int(inside.sum()))
                 yield Bound(_down(late, machine), f"cut into {name}, received again by each of its ranks")
@@ -321,7 +325,7 @@ def _out_of(machine: _Machine, inside: Mask, leaving: Ints) -> Iterator[Bound]:
     if not chunks or size == n:
         return
     name = ranks_text(tuple(int(r) for r in np.flatnonzero(inside)))
-    for side in SIDES:
+    for side in machine.sides:
         time = capacity(machine.priced, leaving, side).least_time(chunks)
         if time < 0:
             raise ValueError(f"no link leads out of {name}: the collective cannot run on this topology")
@@ -329,7 +333,7 @@ def _out_of(machine: _Machine, inside: Mask, leaving: Ints) -> Iterator[Bound]:
 
 
 def _traffic(machine: _Machine, which: Ints, crossings: Fraction, what: str) -> Iterator[Bound]:
-    for side in SIDES:
+    for side in machine.sides:
         time = capacity(machine.priced, which, side).least_time(crossings)
         if time >= 0:
             yield Bound(_down(time, machine), what)
