@@ -160,6 +160,7 @@ def synthesise(
             "target_gap": request.target_gap,
             "engine_asked": request.engine,
             "sketch": request.restrictions.sketch_name,
+            "batching": request.batching,
         },
     )
 
