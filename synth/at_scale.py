@@ -16,6 +16,7 @@ from taccl.errors import CheckFailed, Infeasible, Interrupted, UsageError
 from taccl.profiles.link_table import link_table
 from taccl.synth.algorithm import Certificate
 from taccl.synth.bounds.bound import Bound, strongest
+from taccl.synth.bounds.compose import EXPLICIT_RANKS
 from taccl.synth.bounds.scale import scale_bound
 from taccl.synth.check_table import check_table
 from taccl.synth.cost import us
@@ -28,8 +29,6 @@ from taccl.synth.synthesise import SAME, Progress, Request
 
 # The collectives for which there are symmetric schedules and a judge of millions of messages.
 COLLECTIVES = tuple(name for name in NAMED if name in QUOTIENT_COLLECTIVES)
-# Up to so many ranks every message is an object, and all engines and models of `synthesise` take part.
-EXPLICIT_RANKS = 32
 # A chunk shorter than this in bytes is not cut further.
 LEAST_CHUNK_BYTES = 4096
 PARTITIONS = (1, 2, 4, 8, 16)

@@ -15,21 +15,17 @@ from taccl.profiles.link_table import link_table
 from taccl.profiles.topology import Topology
 from taccl.synth.algorithm import Algorithm, Certificate
 from taccl.synth.bounds import Bound, lower_bound
-from taccl.synth.bounds.bound import strongest
-from taccl.synth.bounds.compose import bounds_on, wanted
+from taccl.synth.bounds.bound import stronger
+from taccl.synth.bounds.compose import EXPLICIT_RANKS, bounds_on, counting_bound, linear_bound, wanted
 from taccl.synth.bounds.network import whole
 from taccl.synth.bounds.scale import scale_bound
-from taccl.synth.collective import build
 from taccl.synth.cost import FS_PER_US, us
-from taccl.synth.places import NAMED
 from taccl.synth.symmetric.algorithm import SymmetricAlgorithm
 
 # Bounds are proved by linear programs whose weights are rounded, and files hold whole picoseconds: equal times may
 # differ by this share and this much.
 SAME = Fraction(1, 10**6)
 ROUNDED_FS = 1000
-# Beyond so many ranks the bounds of whole chunks take longer than anyone waits for a check.
-MOST_RANKS = 32
 ANY_ALGORITHM = "any algorithm"
 WHOLE_CHUNKS = "any algorithm that keeps these chunks whole"
 CLAIMED = "claimed by the file, not checked here"
@@ -43,6 +39,7 @@ class Judgement:
     certificate: Certificate  # with the bound that was proved here; `proved_by` says where it is only claimed
     checked: bool  # False: the solver's bound, and a proof that rests on it, are only claimed
     time_us: float  # of the schedule
+    bound: Bound  # for any algorithm, as proved here
 
     def document(self) -> dict[str, object]:
         """The JSON form."""
@@ -74,7 +71,7 @@ def judge_certificate(algorithm: Algorithm | SymmetricAlgorithm, topology: Topol
     """
     given, time, time_us = algorithm.certificate, algorithm.time_fs, us(algorithm.time_fs)
     lower, within = _fs(given.lower_bound_us), _fs(given.solver_bound_us)
-    proved = _lower_bound(algorithm, topology, lower)
+    proved = _lower_bound(algorithm, topology, given)
     problems = []
     if not _within(lower, proved.time_fs):
         problems.append(
@@ -99,16 +96,17 @@ def judge_certificate(algorithm: Algorithm | SymmetricAlgorithm, topology: Topol
     if given.status != "optimal" and given.proved_by:
         problems.append(f"the certificate names a proof, but its status is {given.status}")
     if problems:
-        return Judgement(tuple(problems), given, False, time_us)
+        return Judgement(tuple(problems), given, False, time_us, proved)
     shown = replace(given, lower_bound_us=proved.time_us, bound_by=proved.name)
     if _within(time, proved.time_fs) and given.status == "optimal":
-        return Judgement((), replace(shown, proved_by=ANY_ALGORITHM), True, time_us)
+        return Judgement((), replace(shown, proved_by=ANY_ALGORITHM), True, time_us, proved)
     for words, bound in _bounds_of_chunks(algorithm, topology, proved):
         if _within(within, bound.time_fs):
             proof = words if given.status == "optimal" else ""
-            return Judgement((), replace(shown, proved_by=proof), True, time_us)
+            return Judgement((), replace(shown, proved_by=proof), True, time_us, proved)
     claim = f"{given.proved_by}; {CLAIMED}" if given.proved_by else CLAIMED
-    return Judgement((), replace(shown, proved_by=claim if given.status == "optimal" else ""), False, time_us)
+    shown = replace(shown, proved_by=claim if given.status == "optimal" else "")
+    return Judgement((), shown, False, time_us, proved)
 
 
 def _fs(time_us: float) -> Fraction:
@@ -122,33 +120,28 @@ def _within(time_fs: Fraction | int, limit_fs: Fraction | int) -> bool:
 
 def _at_scale(algorithm: Algorithm | SymmetricAlgorithm, topology: Topology, grain: str) -> Bound | None:
     """The bound at scale, where the collective is what its name says."""
-    links, size = link_table(topology), algorithm.size_bytes
     if isinstance(algorithm, SymmetricAlgorithm):
-        name, partition, root = algorithm.collective, algorithm.partition, algorithm.root
-    elif _named(algorithm):
-        collective = algorithm.collective
-        name, partition, root = collective.name, collective.partition, collective.root
-    else:
-        return None
-    return scale_bound(topology, links, name, partition, size, grain, root)
+        links, partition = link_table(topology), algorithm.partition
+        return scale_bound(
+            topology, links, algorithm.collective, partition, algorithm.size_bytes, grain, algorithm.root
+        )
+    return counting_bound(topology, algorithm.collective, algorithm.size_bytes, grain)
 
 
-def _named(algorithm: Algorithm) -> bool:
-    """Whether the collective is what its name says, so that bounds for that name hold."""
-    collective = algorithm.collective
-    return collective.name in NAMED and collective == build(
-        collective.name, collective.ranks, collective.partition, root=collective.root
-    )
-
-
-def _lower_bound(algorithm: Algorithm | SymmetricAlgorithm, topology: Topology, claimed: Fraction) -> Bound:
-    """The strongest bound for any algorithm; the slow ones only where the quick ones do not reach the claim."""
-    quick = _at_scale(algorithm, topology, "fluid")
-    if quick is not None and (isinstance(algorithm, SymmetricAlgorithm) or _within(claimed, quick.time_fs)):
-        return quick
+def _lower_bound(algorithm: Algorithm | SymmetricAlgorithm, topology: Topology, given: Certificate) -> Bound:
+    """The strongest bound for any algorithm; no linear programs where counting proves all that is claimed."""
+    counted = _at_scale(algorithm, topology, "fluid")
+    if counted is not None and (
+        isinstance(algorithm, SymmetricAlgorithm)
+        or (given.bound_by == counted.name and _within(_fs(given.lower_bound_us), counted.time_fs))
+    ):
+        return counted
     assert isinstance(algorithm, Algorithm)
-    exact = lower_bound(topology, algorithm.collective, algorithm.size_bytes)
-    return exact if quick is None else strongest([quick, exact])
+    collective, size = algorithm.collective, algorithm.size_bytes
+    proved = lower_bound(topology, collective, size)
+    if topology.ranks <= EXPLICIT_RANKS or _within(_fs(given.lower_bound_us), proved.time_fs):
+        return proved
+    return stronger(proved, linear_bound(topology, collective, size))
 
 
 def _bounds_of_chunks(
@@ -162,7 +155,7 @@ def _bounds_of_chunks(
     bound = _at_scale(algorithm, topology, "single") if _one_chunk_each(algorithm) else None
     if bound is not None:
         yield f"{WHOLE_CHUNKS}, one a message", bound
-    if topology.ranks <= MOST_RANKS and isinstance(algorithm, Algorithm):
+    if topology.ranks <= EXPLICIT_RANKS and isinstance(algorithm, Algorithm):
         collective = algorithm.collective
         network = whole(topology, algorithm.chunk_bytes)
         yield WHOLE_CHUNKS, bounds_on(network, collective, wanted(collective), free.time_fs)

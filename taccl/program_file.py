@@ -152,6 +152,13 @@ def topology_of(opened: ProgramFile, spec: str | None) -> Topology:
     return opened.topology
 
 
+def own_judgement(opened: ProgramFile, topology: Topology, size_bytes: int) -> Judgement | None:
+    """The judgement of a native file's certificate where it speaks: on the file's own topology, at its own size."""
+    if opened.algorithm is None or size_bytes != opened.algorithm.size_bytes:
+        return None
+    return opened.judgement if topology is opened.topology or topology == opened.topology else None
+
+
 @dataclass(frozen=True, slots=True)
 class ScheduleFile:
     """A native file of more ranks than programs are made for, judged."""

@@ -119,3 +119,31 @@ def test_it_stays_below_what_is_known_of_small_machines() -> None:
             assert scale_bound(topology, link_table(topology), name, 1, 10**8).time_fs >= 0.5 * exact
             weak += scale_bound(topology, link_table(topology), name, 1, 10**8).time_fs < 0.98 * exact
     assert weak <= 4
+
+
+def test_counting_is_part_of_the_bound_that_commands_show() -> None:
+    topology = load_topology("dgx-a100:4")
+    # Too many flow variables for one program: single sinks alone see less than a quarter of this.
+    shown = lower_bound(topology, build("alltoall", 32, 1), 10**6)
+    counted = scale_bound(topology, link_table(topology), "alltoall", 1, 10**6)
+    assert shown.time_fs == counted.time_fs and shown.name == counted.name
+    ring = load_topology("ring:40")
+    for name in ("allgather", "reducescatter", "alltoall"):
+        counted = scale_bound(ring, link_table(ring), name, 1, 10**6)
+        assert lower_bound(ring, build(name, 40, 1), 10**6) == counted
+
+
+@pytest.mark.parametrize(("name", "leaving"), [("allgather", False), ("reducescatter", True)])
+def test_the_bottleneck_names_ranks_bytes_and_ports(name: str, leaving: bool) -> None:
+    topology = load_topology("ndv2:2")
+    cut = scale_bound(topology, link_table(topology), name, 1, 16 * 10**6).bottleneck
+    assert cut is not None and cut.ranks in (tuple(range(8)), tuple(range(8, 16)))
+    assert (cut.leaving, cut.bytes) == (leaving, 8 * 10**6)
+    node = 0 if cut.ranks[0] == 0 else 1
+    first = cut.crossing[0]
+    ports = {
+        f"node{node}.ib0.{'out' if leaving else 'in'}",
+        f"node{1 - node}.ib0.{'in' if leaving else 'out'}",
+    }
+    assert first.resource in ports and first.weight == 1 and first.latency_us == pytest.approx(2.6)
+    assert topology.ports[first.id - len(topology.links)].name == first.resource

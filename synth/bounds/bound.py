@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from fractions import Fraction
 
 from taccl.synth.cost import us
+
+# Weights of linear programs are rounded, so equal bounds may differ by this share.
+ROUNDING = Fraction(1, 10**6)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +55,12 @@ def strongest(bounds: list[Bound]) -> Bound:
     best = max(bounds, key=lambda bound: bound.time_fs)
     tried = tuple((bound.name, bound.time_fs) for bound in bounds)
     return Bound(best.time_fs, best.name, best.bottleneck, tried)
+
+
+def stronger(one: Bound, other: Bound) -> Bound:
+    """The greater of two bounds, with the argument of the first where they differ by rounding alone."""
+    best = other if other.time_fs > one.time_fs * (1 + ROUNDING) else one
+    return replace(best, time_fs=max(one.time_fs, other.time_fs), tried=(*one.tried, *other.tried))
 
 
 def ranks_text(ranks: tuple[int, ...]) -> str:

@@ -7,32 +7,62 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
+from taccl.profiles.link_table import link_table
 from taccl.profiles.topology import Topology
 from taccl.synth.bounds import commodities, loads
-from taccl.synth.bounds.bound import Bottleneck, Bound, Crossing, ranks_text, strongest
+from taccl.synth.bounds.bound import Bottleneck, Bound, Crossing, ranks_text, stronger, strongest
 from taccl.synth.bounds.certificate import Certificate, Row
 from taccl.synth.bounds.commodities import MAX_VARIABLES, FlowProgram, Sink
 from taccl.synth.bounds.growth import growth_time, relay_time
 from taccl.synth.bounds.network import UNREACHABLE, Network, distances, fluid, offsets, whole
-from taccl.synth.collective import Collective
+from taccl.synth.bounds.scale import COLLECTIVES, scale_bound
+from taccl.synth.collective import Collective, build
 from taccl.synth.cost import FS_PER_US
 
 Wants = dict[tuple[frozenset[int], frozenset[int]], int]
+
+# Up to so many ranks linear programs are solved for a bound; beyond, counting over cuts is all that is quick.
+EXPLICIT_RANKS = 32
 
 
 def lower_bound(topology: Topology, collective: Collective, size_bytes: int) -> Bound:
     """A time that no algorithm for the collective beats on this topology, however it cuts the data.
 
     Holds for every chunking, routing, order and batching under the cost model of `taccl.synth.cost`; the
-    proofs are in docs/bounds.md. size_bytes is the nccl-tests size. Raises ValueError when the ranks differ
-    or some data cannot reach its destination at all.
+    proofs are in docs/bounds.md. Beyond EXPLICIT_RANKS the bounds at scale speak alone where they know the
+    collective. size_bytes is the nccl-tests size. Raises ValueError when the ranks differ or some data cannot
+    reach its destination at all.
     """
     if topology.ranks != collective.ranks:
         raise ValueError(f"the collective is for {collective.ranks} ranks, the topology has {topology.ranks}")
+    if topology.ranks > EXPLICIT_RANKS:
+        return counting_bound(topology, collective, size_bytes) or linear_bound(
+            topology, collective, size_bytes
+        )
+    exact = linear_bound(topology, collective, size_bytes)
+    counted = counting_bound(topology, collective, size_bytes)
+    return exact if counted is None else stronger(exact, counted)
+
+
+def linear_bound(topology: Topology, collective: Collective, size_bytes: int) -> Bound:
+    """The part of `lower_bound` that rests on linear programs and on growth, at any number of ranks."""
     wants = wanted(collective)
     if size_bytes <= 0 or not wants:
         return Bound(0, "nothing has to be moved")
     return bounds_on(fluid(topology, collective.chunk_bytes(size_bytes)), collective, wants)
+
+
+def counting_bound(
+    topology: Topology, collective: Collective, size_bytes: int, grain: str = "fluid"
+) -> Bound | None:
+    """`scale_bound` where the collective is what its name says, else None; quick at any number of ranks."""
+    if collective.name not in COLLECTIVES or collective != build(
+        collective.name, collective.ranks, collective.partition, root=collective.root
+    ):
+        return None
+    return scale_bound(
+        topology, link_table(topology), collective.name, collective.partition, size_bytes, grain, collective.root
+    )  # fmt: skip
 
 
 def granular_bound(topology: Topology, collective: Collective, size_bytes: int) -> Bound:
@@ -45,8 +75,13 @@ def granular_bound(topology: Topology, collective: Collective, size_bytes: int) 
     wants = wanted(collective)
     if size_bytes <= 0 or not wants:
         return free
+    counted = counting_bound(topology, collective, size_bytes, "whole")
+    if counted is not None:
+        free = stronger(free, counted)
+        if topology.ranks > EXPLICIT_RANKS:
+            return free
     tight = bounds_on(whole(topology, collective.chunk_bytes(size_bytes)), collective, wants, free.time_fs)
-    return strongest([free, *(replace(b, name=f"{b.name}, whole chunks") for b in [tight])])
+    return stronger(free, replace(tight, name=f"{tight.name}, whole chunks"))
 
 
 def wanted(collective: Collective) -> Wants:

@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 
 from taccl.profiles.link_table import LinkTable
 from taccl.profiles.topology import Topology
-from taccl.synth.bounds.bound import Bound, ranks_text, strongest
+from taccl.synth.bounds.bound import Bound, ranks_text
 from taccl.synth.bounds.capacity import GRAINS, LINK, Capacity, Pricing, capacity, pricing
+from taccl.synth.bounds.passage import Passage, bottleneck
 from taccl.synth.symmetric.group import Ints
 
 Mask = NDArray[np.bool_]
@@ -69,7 +70,25 @@ def scale_bound(
         collective, collective
     )
     machine = _Machine(topology, links, priced, kind, partition, root, _message_fs(priced))
-    return strongest([_worded(bound, grain, reverse) for bound in _bounds(machine)])
+    tried, best = [], _Claim(-1, "", None)
+    for claim in _bounds(machine):
+        tried.append((_worded(claim.name, grain, reverse), claim.time_fs))
+        if claim.time_fs > best.time_fs:
+            best = claim
+    told = None
+    if best.passage is not None:
+        passage = replace(best.passage, leaving=best.passage.leaving != reverse)
+        told = bottleneck(passage, topology, priced, chunk_bytes)
+    return Bound(best.time_fs, _worded(best.name, grain, reverse), told, tuple(tried))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Claim:
+    """A bound, and what it rests on; in words only once it is known to be the strongest."""
+
+    time_fs: int
+    name: str
+    passage: Passage | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -116,7 +135,7 @@ def _backwards(ports: Ints) -> Ints:
     return turned
 
 
-def _bounds(machine: _Machine) -> Iterator[Bound]:
+def _bounds(machine: _Machine) -> Iterator[_Claim]:
     links, n = machine.links, machine.topology.ranks
     for inside in _cuts(machine):
         crossing = np.flatnonzero(~inside[links.src] & inside[links.dst])
@@ -141,7 +160,7 @@ def _bounds(machine: _Machine) -> Iterator[Bound]:
             yield from _traffic(machine, between, Fraction(2 * (nodes - 1) * blocks), "gossip of all nodes")
 
 
-def _distance(machine: _Machine) -> Bound:
+def _distance(machine: _Machine) -> _Claim:
     """From some ranks (the root, if there is one) to the rank that is farthest from each."""
     links, n = machine.links, machine.topology.ranks
     hop = machine.message_fs
@@ -174,7 +193,7 @@ def _distance(machine: _Machine) -> Bound:
             )
         if known[last] > farthest:
             farthest, pair = int(known[last]), (start, last)
-    return Bound(farthest, f"distance from rank {pair[0]} to rank {pair[1]}")
+    return _Claim(farthest, f"distance from rank {pair[0]} to rank {pair[1]}", None)
 
 
 def _message_fs(priced: Pricing) -> Ints:
@@ -189,7 +208,7 @@ def _message_fs(priced: Pricing) -> Ints:
     return by_link
 
 
-def _into(machine: _Machine, inside: Mask, crossing: Ints) -> Iterator[Bound]:
+def _into(machine: _Machine, inside: Mask, crossing: Ints) -> Iterator[_Claim]:
     """What is wanted inside must cross; and what crosses late must still reach every rank inside."""
     chunks = machine.wanted(inside)
     if not chunks:
@@ -207,15 +226,20 @@ def _into(machine: _Machine, inside: Mask, crossing: Ints) -> Iterator[Bound]:
         time = through.least_time(chunks)
         if time < 0:
             raise ValueError(f"no link leads into {name}: the collective cannot run on this topology")
-        yield Bound(_down(time, machine), f"cut into {name}")
+        seen = (crossing, side, 1.0)
+        cut = Passage(inside, False, chunks, (seen,))
+        yield _Claim(_down(time, machine), f"cut into {name}", cut)
         if spreads:
             for local_side in machine.sides:
                 again = capacity(machine.priced, local, local_side)
                 late = _received_again(through, again, chunks, int(inside.sum()))
-                yield Bound(_down(late, machine), f"cut into {name}, received again by each of its ranks")
+                both = Passage(inside, False, chunks, (seen, (local, local_side, 1 / int(inside.sum()))))
+                yield _Claim(
+                    _down(late, machine), f"cut into {name}, received again by each of its ranks", both
+                )
             if whole_chunks:
                 late = _spread_within(machine, inside, crossing, local, through, chunks)
-                yield Bound(_down(late, machine), f"cut into {name}, the last chunk on to its ranks")
+                yield _Claim(_down(late, machine), f"cut into {name}, the last chunk on to its ranks", cut)
 
 
 @lru_cache(maxsize=4096)
@@ -313,7 +337,7 @@ def _distances(hops: dict[int, dict[int, int]], start: int) -> dict[int, int]:
     return done
 
 
-def _out_of(machine: _Machine, inside: Mask, leaving: Ints) -> Iterator[Bound]:
+def _out_of(machine: _Machine, inside: Mask, leaving: Ints) -> Iterator[_Claim]:
     """What only ranks inside have and others want must leave."""
     n, k, size = machine.topology.ranks, machine.partition, int(inside.sum())
     chunks = {
@@ -329,14 +353,15 @@ def _out_of(machine: _Machine, inside: Mask, leaving: Ints) -> Iterator[Bound]:
         time = capacity(machine.priced, leaving, side).least_time(chunks)
         if time < 0:
             raise ValueError(f"no link leads out of {name}: the collective cannot run on this topology")
-        yield Bound(_down(time, machine), f"cut out of {name}")
+        cut = Passage(inside, True, chunks, ((leaving, side, 1.0),))
+        yield _Claim(_down(time, machine), f"cut out of {name}", cut)
 
 
-def _traffic(machine: _Machine, which: Ints, crossings: Fraction, what: str) -> Iterator[Bound]:
+def _traffic(machine: _Machine, which: Ints, crossings: Fraction, what: str) -> Iterator[_Claim]:
     for side in machine.sides:
         time = capacity(machine.priced, which, side).least_time(crossings)
         if time >= 0:
-            yield Bound(_down(time, machine), what)
+            yield _Claim(_down(time, machine), what, Passage(None, False, crossings, ((which, side, 1.0),)))
 
 
 def _cuts(machine: _Machine) -> Iterator[Mask]:
@@ -420,10 +445,9 @@ def _down(time_fs: int, machine: _Machine) -> int:
     return max(0, time_fs - 1) if machine.priced.grain == "fluid" else floor(time_fs)
 
 
-def _worded(bound: Bound, grain: str, reverse: bool) -> Bound:
-    name = bound.name
+def _worded(name: str, grain: str, reverse: bool) -> str:
     if reverse:
         name = name.replace("into", "out of", 1) if "into" in name else name.replace("out of", "into", 1)
         name = name.replace("received again by", "sent before by")
     words = {"fluid": "", "whole": ", whole chunks", "single": ", one chunk a message"}
-    return replace(bound, name=name + words[grain])
+    return name + words[grain]

@@ -8,7 +8,14 @@ import click
 
 from taccl.commands.completion import topologies
 from taccl.commands.options import Size, print_json
-from taccl.program_file import collective_options, open_proven, size_of, topology_of, unproven_option
+from taccl.program_file import (
+    collective_options,
+    open_proven,
+    own_judgement,
+    size_of,
+    topology_of,
+    unproven_option,
+)
 
 if TYPE_CHECKING:
     from taccl.profiles.topology import Topology
@@ -44,11 +51,9 @@ def command(**options: Any) -> None:
     cluster = topology_of(opened, options["topology"])
     size = size_of(opened, size)
     simulation = simulate(opened.program, cluster, size, collective=opened.collective)
-    bound = lower_bound(cluster, simulation.collective, size)
-    # A schedule's own time is that on its own topology at its own size.
-    schedule_us = None
-    if opened.algorithm is not None and (cluster, size) == (opened.topology, opened.algorithm.size_bytes):
-        schedule_us = us(opened.algorithm.time_fs)
+    judgement = own_judgement(opened, cluster, size)
+    schedule_us = None if judgement is None else judgement.time_us
+    bound = judgement.bound if judgement else lower_bound(cluster, simulation.collective, size)
     if options["as_json"]:
         print_json({
             "schema": "taccl/simulate/v1",
