@@ -13,14 +13,18 @@ from taccl.errors import UsageError
 from taccl.profiles.topology import Topology
 from taccl.synth.algorithm import Algorithm, Message
 from taccl.synth.bounds import Bound, lower_bound
+from taccl.synth.bounds.compose import counting_bound
 from taccl.synth.collective import Collective
 from taccl.synth.cost import Costs, costs, us
-from taccl.synth.explain_changes import Change, changes
+from taccl.synth.explain_changes import changes
 from taccl.synth.program import Program
 from taccl.synth.schedule import as_transfers, completion_fs, time_in_order
 from taccl.synth.simulate import Activity, Simulation, simulate
 
 MAX_LOADS = 8
+# On so many ranks linear programs answer at once; beyond, changes are judged by counting if that is as close.
+QUICK_RANKS = 16
+CLOSE = 0.95
 
 REASON_TEXT = {
     "start": "nothing to wait for",
@@ -82,6 +86,7 @@ class Explanation:
     path: tuple[Leg, ...]
     loads: tuple[Load, ...]
     remedies: tuple[Remedy, ...]
+    without_effect: tuple[str, ...]  # changes that were tried, and lower neither the bound nor the time
 
     @property
     def gap(self) -> float:
@@ -94,15 +99,17 @@ def explain(
     topology: Topology,
     size_bytes: int,
     collective: Collective | None = None,
+    bound: Bound | None = None,
 ) -> Explanation:
     """Explain a program or a timed algorithm on a topology at an nccl-tests size.
 
     An algorithm at another size than its own keeps the order of its messages and is timed again.
-    collective: as for `simulate`, when a program does not name its own. Raises UsageError when the ranks
-    differ, CheckFailed for a program that cannot run, ValueError when some data cannot reach its destination.
+    collective: as for `simulate`, when a program does not name its own. bound: for any algorithm, where it is known.
+    Raises UsageError when the ranks differ, CheckFailed for a program that cannot run, ValueError when some data
+    cannot reach its destination.
     """
     if isinstance(subject, Algorithm):
-        return _of_algorithm(subject, topology, size_bytes)
+        return _of_algorithm(subject, topology, size_bytes, bound)
     simulation = simulate(subject, topology, size_bytes, collective=collective)
     path = tuple(_activity_leg(topology, simulation, index) for index in simulation.critical_path)
 
@@ -111,7 +118,7 @@ def explain(
 
     return _explanation(
         subject.name, topology, simulation.collective, size_bytes, simulation.time_fs, path,
-        simulation.busy_fs, again,
+        simulation.busy_fs, again, bound,
     )  # fmt: skip
 
 
@@ -201,7 +208,9 @@ def resource_text(topology: Topology, resource: int) -> str:
     return topology.ports[resource - len(topology.links)].name
 
 
-def _of_algorithm(algorithm: Algorithm, topology: Topology, size_bytes: int) -> Explanation:
+def _of_algorithm(
+    algorithm: Algorithm, topology: Topology, size_bytes: int, bound: Bound | None
+) -> Explanation:
     collective = algorithm.collective
     if collective.ranks != topology.ranks:
         raise UsageError(
@@ -237,7 +246,7 @@ def _of_algorithm(algorithm: Algorithm, topology: Topology, size_bytes: int) -> 
 
     return _explanation(
         algorithm.name, topology, collective, size_bytes, completion_fs(prices, messages),
-        critical_path(topology, messages, prices), busy, again,
+        critical_path(topology, messages, prices), busy, again, bound,
     )  # fmt: skip
 
 
@@ -283,23 +292,42 @@ def _explanation(
     path: tuple[Leg, ...],
     busy: Sequence[int],
     again: Callable[[Topology], int],
+    known: Bound | None,
 ) -> Explanation:
-    bound = lower_bound(topology, collective, size_bytes)
+    bound = known or lower_bound(topology, collective, size_bytes)
     loads = sorted((-held, r) for r, held in enumerate(busy) if held)[:MAX_LOADS]
-    on_path = sorted({leg.link for leg in path if leg.link >= 0})
-    remedies = [
-        _judged(change, collective, size_bytes, again) for change in changes(topology, bound, on_path)
-    ]
-    helpful = [r for r in remedies if r.bound_us < bound.time_us or r.time_us < us(time_fs)]
+    on_path = list(dict.fromkeys(leg.link for leg in path if leg.link >= 0))
+    there, judge = _judge(topology, collective, size_bytes, bound)
+    tried: list[Remedy] = []
+    for one_of in changes(topology, bound, on_path):
+        judged = [(judge(change.topology), change) for change in one_of]
+        bound_fs, best = min(judged, key=lambda found: found[0])
+        bound_us = us(bound_fs) if bound_fs < there else bound.time_us
+        tried.append(Remedy(best.text, min(bound_us, bound.time_us), us(again(best.topology))))
+    helpful = [r for r in tried if r.bound_us < bound.time_us or r.time_us < us(time_fs)]
     return Explanation(
         name, collective.name, topology.name, topology.ranks, size_bytes, us(time_fs), bound, path,
         tuple(Load(resource_text(topology, r), us(-held), -held / max(1, time_fs)) for held, r in loads),
         tuple(sorted(helpful, key=lambda r: (r.bound_us, r.time_us, r.change))),
+        tuple(r.change for r in tried if r not in helpful),
     )  # fmt: skip
 
 
-def _judged(
-    change: Change, collective: Collective, size_bytes: int, again: Callable[[Topology], int]
-) -> Remedy:
-    bound = lower_bound(change.topology, collective, size_bytes)
-    return Remedy(change.text, bound.time_us, us(again(change.topology)))
+def _judge(
+    topology: Topology, collective: Collective, size_bytes: int, bound: Bound
+) -> tuple[int, Callable[[Topology], int]]:
+    """The bound to compare with, and a function from a changed topology to the bound there, both in fs.
+
+    Linear programs take seconds on a few nodes, so for more than QUICK_RANKS ranks counting speaks where it comes
+    close to them here; like is compared with like.
+    """
+    if topology.ranks > QUICK_RANKS:
+        counted = counting_bound(topology, collective, size_bytes)
+        if counted is not None and counted.time_fs >= CLOSE * bound.time_fs:
+
+            def count(changed: Topology) -> int:
+                found = counting_bound(changed, collective, size_bytes)
+                return counted.time_fs if found is None else found.time_fs
+
+            return counted.time_fs, count
+    return bound.time_fs, lambda changed: lower_bound(changed, collective, size_bytes).time_fs

@@ -10,6 +10,8 @@ from taccl.profiles.topology import Link, Port, Topology
 from taccl.synth.bounds import Bound
 
 MAX_SINGLE = 3  # resources changed alone
+MAX_OF_CLASS = 2  # pairs of ranks that get one more link of a class
+MAX_LINKS = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,27 +22,23 @@ class Change:
     topology: Topology
 
 
-def changes(topology: Topology, bound: Bound, path_links: Sequence[int]) -> list[Change]:
-    """Double the rate of the bottleneck's resources, singly and by class; add a link; halve latencies.
+def changes(topology: Topology, bound: Bound, path_links: Sequence[int]) -> list[tuple[Change, ...]]:
+    """What to try, each as alternatives of which the best counts.
 
-    path_links: links of the critical path, whose classes are tried too. Link ids stay what they are.
+    Double the rate of the bottleneck's resources, singly, together and by class, and of every class of ports (nic: a
+    double NIC); one more link; half the latency of a class. path_links: links of the critical path, whose classes are
+    tried too. Link ids stay what they are.
     """
     links = topology.links
     crossing = [c.id for c in bound.bottleneck.crossing] if bound.bottleneck else []
     found = []
     for resource in crossing[:MAX_SINGLE]:
         found.append(Change(f"twice the rate of {_name(topology, resource)}", faster(topology, [resource])))
-        if resource < len(links) and not links[resource].ports:
-            text = f"one more link {links[resource].src}->{links[resource].dst}"
-            found.append(
-                Change(text, replace(topology, links=(*links, replace(links[resource], measured=None))))
-            )
     if 1 < len(crossing) <= len(links) // 2:
         found.append(
             Change(f"twice the rate of all {len(crossing)} resources of the cut", faster(topology, crossing))
         )
-    kinds = [topology.ports[r - len(links)].kind for r in crossing if r >= len(links)]
-    for kind in dict.fromkeys(kinds):
+    for kind in dict.fromkeys(port.kind for port in topology.ports):
         members = [len(links) + p for p, port in enumerate(topology.ports) if port.kind == kind]
         found.append(Change(f"twice the rate of every {kind} port", faster(topology, members)))
     on_path = [links[e].kind for e in path_links]
@@ -52,7 +50,48 @@ def changes(topology: Topology, bound: Bound, path_links: Sequence[int]) -> list
     for kind in dict.fromkeys([*on_path, *(link.kind for link in links)]):
         if any(link.alpha_us for link in links if link.kind == kind):
             found.append(Change(f"half the alpha of every {kind} link", quicker(topology, kind)))
-    return list({change.text: change for change in found}.values())
+    found = list({change.text: change for change in found}.values())
+    more = tuple(one_more(topology, e) for e in _worth_doubling(topology, bound, path_links))
+    return [*((change,) for change in found), *([more] if more else [])]
+
+
+def one_more(topology: Topology, link_id: int) -> Change:
+    """Another cable like a link, there and back, that shares no port: of a NIC's class, another NIC for this pair."""
+    link = topology.links[link_id]
+    back = next(
+        (x for x in topology.links if (x.src, x.dst, x.kind) == (link.dst, link.src, link.kind)), None
+    )
+    cable = [replace(x, ports=(), measured=None) for x in (link, back) if x is not None]
+    a, b = (link.src, link.dst) if back is None else sorted((link.src, link.dst))
+    ends = f"from rank {a} to rank {b}" if back is None else f"between ranks {a} and {b}"
+    alone = ", with ports of its own" if link.ports else ""
+    kind = "link" if link.kind == "link" else f"{link.kind} link"
+    return Change(f"one more {kind} {ends}{alone}", replace(topology, links=(*topology.links, *cable)))
+
+
+def _worth_doubling(topology: Topology, bound: Bound, path_links: Sequence[int]) -> list[int]:
+    """Links across the bottleneck, without one those of the critical path: a few of each class."""
+    cut = bound.bottleneck
+    candidates: list[int] = []
+    if cut is not None and cut.ranks:
+        inside = set(cut.ranks)
+        candidates = [
+            e
+            for e, link in enumerate(topology.links)
+            if (link.src in inside) != (link.dst in inside) and (link.src in inside) == cut.leaving
+        ]
+        first = set(path_links)
+        candidates.sort(key=lambda e: e not in first)
+    taken: dict[tuple[str, Fraction, Fraction], set[tuple[int, int]]] = {}
+    chosen = []
+    for e in candidates or [*path_links, *range(len(topology.links))]:
+        link = topology.links[e]
+        pairs = taken.setdefault((link.kind, link.alpha_us, link.beta_us_per_mb), set())
+        pair = (min(link.src, link.dst), max(link.src, link.dst))
+        if len(pairs) < MAX_OF_CLASS and pair not in pairs:
+            pairs.add(pair)
+            chosen.append(e)
+    return chosen[:MAX_LINKS]
 
 
 def faster(topology: Topology, resources: Iterable[int]) -> Topology:

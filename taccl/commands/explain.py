@@ -8,7 +8,14 @@ import click
 
 from taccl.commands.completion import topologies
 from taccl.commands.options import Size, print_json
-from taccl.program_file import collective_options, open_proven, size_of, topology_of, unproven_option
+from taccl.program_file import (
+    collective_options,
+    open_proven,
+    own_judgement,
+    size_of,
+    topology_of,
+    unproven_option,
+)
 
 if TYPE_CHECKING:
     from taccl.synth.explain import Explanation
@@ -39,12 +46,12 @@ def command(file: str, topology: str | None, size: int | None, as_json: bool, **
     opened = open_proven(file, options)
     cluster = topology_of(opened, topology)
     size = size_of(opened, size)
+    judgement = own_judgement(opened, cluster, size)
+    bound = None if judgement is None else judgement.bound
     try:
-        explanation = explain(opened.algorithm or opened.program, cluster, size, opened.collective)
+        explanation = explain(opened.algorithm or opened.program, cluster, size, opened.collective, bound)
     except ValueError as error:
         raise UsageError(f"{file} on {cluster.name}: {error}") from error
-    own = opened.algorithm is not None and (cluster, size) == (opened.topology, opened.algorithm.size_bytes)
-    judgement = opened.judgement if own else None  # a certificate speaks of its own topology and size
     if as_json:
         print_json({**document(explanation), "certificate": judgement and judgement.document()})
     else:
@@ -101,6 +108,7 @@ def document(explanation: Explanation) -> dict[str, Any]:
             {"change": r.change, "lower_bound_us": r.bound_us, "time_us": r.time_us}
             for r in explanation.remedies
         ],
+        "without_effect": list(explanation.without_effect),
     }
 
 
@@ -124,9 +132,11 @@ def text(explanation: Explanation) -> str:
             else "bound stays"
         )
         time = f"this algorithm {e.time_us:.3f} -> {r.time_us:.3f} us"
+        if r.time_us == e.time_us:
+            time = "this algorithm stays"
         lines.append(f"  {r.change}: {bound}, {time}")
-    if not e.remedies:
-        lines.append("  no single change that was tried lowers the bound or the time")
+    if e.without_effect:
+        lines.append(f"  neither bound nor time is lowered by: {'; '.join(e.without_effect)}")
     return "\n".join(lines) + "\n"
 
 
