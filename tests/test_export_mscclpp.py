@@ -6,20 +6,24 @@ import json
 import random
 from collections import Counter, defaultdict
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import runtime_programs
 import verify_programs
+from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from native_algorithms import timed, two_nodes
 
-from taccl.errors import UsageError
+from taccl.cli import cli
+from taccl.errors import CheckFailed, Infeasible, UsageError
 from taccl.profiles.topology import Topology
 from taccl.synth.collective import build
 from taccl.synth.export.mscclpp_json import MAX_OPS, write_plan
 from taccl.synth.lower import lower_exact
+from taccl.synth.msccl_xml import write_xml
 from taccl.synth.program import Program
 from taccl.synth.program_collective import collective_of
 
@@ -42,10 +46,7 @@ SIMPLE: dict[str, Program] = {
 WIRES = ("memory", "port")
 
 
-# In one threadblock these overwrite what they have just sent: between nodes that is still under way.
-NEED_ONE_NODE = ("all pairs", "fused ring", "ring allreduce", "ring reducescatter")
-CASES = [(name, wires) for name in sorted(SIMPLE) for wires in WIRES
-         if wires == "memory" or name not in NEED_ONE_NODE]  # fmt: skip
+CASES = [(name, wires) for name in sorted(SIMPLE) for wires in WIRES]
 
 
 def machine(program: Program, wires: str) -> Topology | None:
@@ -217,11 +218,16 @@ def test_plans_do_what_programs_do(name: str, wires: str, seed: int) -> None:
         check(program, plan, False, seed)
 
 
-@pytest.mark.parametrize("name", ["allgather", "allreduce", "alltoall", "broadcast", "reducescatter"])
-def test_plans_of_lowered_algorithms_work_between_nodes(name: str) -> None:
+HIERARCHICAL = [
+    (n, "hierarchical") for n in ("allgather", "allreduce", "alltoall", "broadcast", "reducescatter")
+]
+
+
+@pytest.mark.parametrize(("name", "engine"), [*HIERARCHICAL, ("allreduce", "one-shot-doubling")])
+def test_plans_of_lowered_algorithms_work_between_nodes(name: str, engine: str) -> None:
     topology = two_nodes()
     collective = build(name, 4, 2)
-    program = lower_exact(timed(topology, collective, "hierarchical"), topology).program
+    program = lower_exact(timed(topology, collective, engine), topology).program
     plan = json.loads(write_plan(program, topology, collective))
     threads_meet(plan)
     for seed in range(5):
@@ -305,7 +311,7 @@ def test_full_threadblocks_go_on_in_others() -> None:
     (runtime_programs.direct_scatter(3), "has no input"),
 ])  # fmt: skip
 def test_what_plans_lack_is_refused(program: Program, said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(Infeasible, match=said):
         write_plan(program)
 
 
@@ -325,15 +331,31 @@ def test_fifo_slots_are_made_where_a_program_needs_them() -> None:
         write_plan(crossed)
 
 
-def test_programs_that_need_more_than_a_fifo_are_refused() -> None:
+def test_programs_that_wait_for_themselves_are_refused() -> None:
     """Three messages before the first receive do not fit into two slots."""
     steps = [*[("s", f"i{j}", f"o{j}") for j in range(3)], *[("r", f"i{j}", f"o{j}") for j in range(3)]]
     crossed = verify_programs.make("sendrecv", 3, [(3, 3, [(1 - r, 1 - r, 0, steps)]) for r in range(2)])
-    with pytest.raises(UsageError, match="would wait forever"):
+    with pytest.raises(CheckFailed, match="deadlock"):
         write_plan(crossed, collective=build("sendrecv", 2, 3, pairs=[(0, 1), (1, 0)]))
 
 
-@pytest.mark.parametrize("name", NEED_ONE_NODE)
-def test_what_overwrites_its_messages_needs_one_node(name: str) -> None:
-    with pytest.raises(UsageError, match="under way between nodes"):
-        write_plan(SIMPLE[name], machine(SIMPLE[name], "port"))
+def test_what_another_threadblock_overwrites_has_left_before() -> None:
+    """Rank 0 sends s0 and then says so in a copy, on which the overwriting of s0 depends."""
+    sender = [("s", "s0", "o0", 1, (1, 0)), ("cpy", "i1", "s1"), ("s", "i1", "o1")]
+    copies = [("cpy", "i0", "s0"), ("cpy", "i1", "s0", 1, (0, 1))]
+    receiver = [("r", "s0", "o0"), ("r", "i1", "o1")]
+    ranks = [(2, 2, [(1, -1, 0, sender), (-1, -1, 0, copies)]), (2, 2, [(-1, 0, 0, receiver)])]
+    program = verify_programs.make("sendrecv", 2, ranks, scratch=2)
+    collective = build("sendrecv", 2, 2, pairs=[(0, 1), (1, 0)])
+    plan = json.loads(write_plan(program, machine(program, "port"), collective))
+    for seed in range(40):
+        run = Executor(plan, None, seed)
+        run.run()
+        assert [run.memory[1, "o", chunk] for chunk in (0, 1)] == [Counter([(0, 0)]), Counter([(0, 1)])]
+
+
+def test_refusals_are_infeasible_on_the_command_line(tmp_path: Path) -> None:
+    file = tmp_path / "gather.xml"
+    file.write_text(write_xml(runtime_programs.direct_gather(3)), "utf-8")
+    refused = CliRunner().invoke(cli, ["convert", str(file), "--to", "mscclpp-json"])
+    assert refused.exit_code == 4 and "--to msccl-xml" in refused.stderr and not refused.stdout

@@ -4,7 +4,9 @@ Written for the reader of MSCCL++ (src/core/executor/execution_plan.cc and execu
 through FIFOs; MSCCL++ writes straight into the receiver's buffers. So a message is a rendezvous: the receiver signals
 that the place is free, the sender puts the data there and signals, the receiver waits. What is to be reduced on
 arrival is put into scratch of the receiving threadblock. A program that would wait for itself that way gets the FIFO
-back: messages are put into slots in scratch, copied out, and acknowledged. A dependency between threadblocks is a
+back: messages are put into slots in scratch, copied out, and acknowledged. Ports work in the background: what is sent
+through one and overwritten later must have arrived before, which the receiver confirms; with slots it is copied aside
+first, so that nobody waits for more than MSCCL's kernels do. A dependency between threadblocks is a
 counting semaphore of the two. `nop` is a barrier of the threads of one block; it stands between a wait and the data it
 guards, and between data and the signal that tells of it. Ranks of one node use memory channels, others port channels.
 """
@@ -16,13 +18,13 @@ from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from taccl.errors import CheckFailed, UsageError
+from taccl.errors import CheckFailed, Infeasible, UsageError
 from taccl.profiles.topology import Topology
 from taccl.synth.collective import Collective
 from taccl.synth.program import FIFO_DEPTH, RECEIVES, SENDS, Program, RankProgram, Step, Threadblock
 from taccl.synth.program_collective import collective_of
 from taccl.synth.program_graph import Connection, ProgramGraph, graph_of
-from taccl.synth.verify_execution import unmatched_messages
+from taccl.synth.verify_execution import deadlock, execute, unmatched_messages
 from taccl.synth.verify_loader_rules import structure
 
 MAX_OPS = 64  # of a threadblock
@@ -30,6 +32,7 @@ MAX_THREADBLOCKS = 80  # that the smallest GPUs hold at once
 MAX_OFFSET_BYTES = 2**32 - 1  # offsets are 32 bits wide
 SLOTS = FIFO_DEPTH["Simple"]
 REDUCING = frozenset({"rrc", "rrs", "rrcs"})
+OTHER_WAYS = "Synthesise another program (--engine, --no-batching), or convert --to msccl-xml."
 
 Op = dict[str, Any]
 Area = tuple[str, int, int]  # (buffer, offset, chunks)
@@ -42,7 +45,8 @@ def write_plan(
 
     topology: says which ranks share a node; None: all do. collective: needed when the program's attributes do not
     name one. A plan is either in place or out of place: in place when the program claims that. Whether the program
-    is right is for `verify` to say. Raises UsageError for what plans cannot express.
+    is right is for `verify` to say. Raises UsageError for a topology or a collective that does not fit, CheckFailed
+    for a program that cannot run, Infeasible for what plans cannot express.
     """
     if collective is None:
         try:
@@ -56,6 +60,9 @@ def write_plan(
         replace(gpu, input_chunks=collective.input_chunks[gpu.rank], output_chunks=collective.output_chunks[gpu.rank])
         for gpu in sorted(program.gpus, key=lambda gpu: gpu.rank)
     ))  # fmt: skip
+    broken = [finding for finding in structure(program) if finding.severity == "error"]
+    if broken:
+        raise CheckFailed(f"the program cannot run: {broken[0].message}")
     _refuse_what_plans_lack(program)
     if topology is not None and topology.ranks != program.ranks:
         raise UsageError(
@@ -65,17 +72,21 @@ def write_plan(
     graph = graph_of(program)
     unmatched = unmatched_messages(graph)
     if unmatched:
-        raise UsageError(f"the program cannot run: {unmatched[0].message}")
+        raise CheckFailed(f"the program cannot run: {unmatched[0].message}")
+    order, stopped = execute(graph)
+    if stopped:
+        raise CheckFailed(f"the program cannot run: {deadlock(graph, order, stopped).message}")
+    views = collective.inplace if program.inplace else (None,) * program.ranks
     for buffered in (False, True):
-        wiring = _Wiring(graph, node_of, buffered)
+        wiring = _Wiring(graph, order, views, node_of, buffered)
         gpus = [_gpu(gpu, wiring) for gpu in program.gpus]
         stuck = _waits_forever(gpus)
         if stuck is None:
             break
     else:
-        raise UsageError(
+        raise Infeasible(
             f"rank {stuck} would wait forever: the program's order of steps needs connections that hold more than "
-            f"{SLOTS} messages, or to overwrite what is still under way between nodes"
+            f"{SLOTS} messages. {OTHER_WAYS}"
         )
     chunks = max(max(gpu[key] for key in ("input_chunks", "output_chunks", "scratch_chunks")) for gpu in gpus)
     most = MAX_OFFSET_BYTES // chunks * program.chunks_per_loop
@@ -97,21 +108,20 @@ def write_plan(
 
 
 def _refuse_what_plans_lack(program: Program) -> None:
-    broken = [finding for finding in structure(program) if finding.severity == "error"]
-    if broken:
-        raise UsageError(f"the program cannot run: {broken[0].message}")
     if program.protocol != "Simple":
-        raise UsageError(
+        raise Infeasible(
             f"protocol {program.protocol} has no counterpart here: plans are written for Simple; "
             "synthesise with --protocol Simple"
         )
     if any(step.kind in (*REDUCING, "re") for _, _, step in _steps(program)) and program.reduce_op != "sum":
-        raise UsageError(f"MSCCL++ plans reduce by sum only, the program by {program.reduce_op}")
+        raise Infeasible(
+            f"MSCCL++ plans reduce by sum only, the program by {program.reduce_op}; --to msccl-xml can say it"
+        )
     for gpu in program.gpus:
         if not gpu.input_chunks or not gpu.output_chunks:
-            raise UsageError(
+            raise Infeasible(
                 f"rank {gpu.rank} has no {'output' if gpu.input_chunks else 'input'}: MSCCL++ divides both buffers "
-                "of every rank into chunks, so a plan cannot express it"
+                "of every rank into chunks, so a plan cannot express it; --to msccl-xml can"
             )
 
 
@@ -122,8 +132,17 @@ def _steps(program: Program) -> list[tuple[RankProgram, Threadblock, Step]]:
 class _Wiring:
     """What both ends of a connection must agree on: channels, where messages land, which of them are confirmed."""
 
-    def __init__(self, graph: ProgramGraph, node_of: tuple[int, ...], buffered: bool) -> None:
+    def __init__(
+        self,
+        graph: ProgramGraph,
+        order: list[int],
+        views: tuple[tuple[int, int] | None, ...],
+        node_of: tuple[int, ...],
+        buffered: bool,
+    ) -> None:
+        """order: in which all steps can be done. views: places of input and output in the memory they share."""
         self.graph = graph
+        self.views = views
         self.buffered = buffered
         # The place of each step's message among those of its connection.
         ends = graph.connections.values()
@@ -150,13 +169,20 @@ class _Wiring:
                     self.landing[gpu.rank, tb.id] = (used, max(counts))
                     used += max(counts) * (SLOTS if buffered else 1)
             self.scratch[gpu.rank] = used
-        self.confirmed = {
-            index
-            for connection, (sends, _) in graph.connections.items()
-            if self.kind[connection] == "port"
-            for index in sends
-            if self._must_arrive(index, index == sends[-1] and not buffered)
-        }
+        ports = [sends for c, (sends, _) in graph.connections.items() if self.kind[c] == "port"]
+        overwritten = self._overwritten(order, {index for sends in ports for index in sends})
+        # A kernel must not end before its puts have left; slots are empty by then.
+        self.confirmed = set() if buffered else overwritten | {sends[-1] for sends in ports}
+        self.aside: dict[int, tuple[int, int]] = {}  # step -> (offset, chunks) in scratch of its own rank
+        for sends in ports if buffered else []:
+            size = max((graph.steps[index].count for index in sends if index in overwritten), default=0)
+            for index in sends if size else ():
+                rank = graph.places[index][0]
+                if index in overwritten:
+                    slot = self.sending[index] % SLOTS
+                    self.aside[index] = (self.scratch[rank] + slot * size, graph.steps[index].count)
+            if size:
+                self.scratch[graph.places[sends[0]][0]] += SLOTS * size
 
     def received(self, index: int) -> Area:
         """Where the message of a receiving step is put."""
@@ -175,16 +201,25 @@ class _Wiring:
             return (step.src_buffer, step.src_offset, step.count)
         return self.received(index) if step.kind == "rrs" else (step.dst_buffer, step.dst_offset, step.count)
 
-    def _must_arrive(self, index: int, last: bool) -> bool:
-        """Whether a put through a port must be known to have left before the threadblock goes on.
+    def _overwritten(self, order: list[int], sends: set[int]) -> set[int]:
+        """Sends whose data are overwritten later. Right programs have no races: any one order tells what is later."""
+        writes: dict[tuple[int, str], list[tuple[int, int]]] = defaultdict(list)
+        found = set()
+        for index in reversed(order):
+            rank = self.graph.places[index][0]
+            if index in sends:
+                buffer, first, count = self._shared(rank, self.sent(index))
+                if any(a < first + count and first < b for a, b in writes[rank, buffer]):
+                    found.add(index)
+            for area in self._written(index):
+                buffer, first, count = self._shared(rank, area)
+                writes[rank, buffer].append((first, first + count))
+        return found
 
-        Ports work in the background: the source may be overwritten, or the kernel end, only after arrival.
-        """
-        if last or self.graph.steps[index].has_dependents:
-            return True
-        _, end = self.graph.threadblocks[self.graph.threadblock_of[index]]
-        later = (written for i in range(index + 1, end) for written in self._written(i))
-        return any(_overlap(self.sent(index), area) for area in later)
+    def _shared(self, rank: int, area: Area) -> Area:
+        """The area in the memory that input and output share in place."""
+        view, (buffer, offset, count) = self.views[rank], area
+        return area if view is None or buffer == "s" else ("io", view["io".index(buffer)] + offset, count)
 
     def _written(self, index: int) -> list[Area]:
         step = self.graph.steps[index]
@@ -192,10 +227,6 @@ class _Wiring:
         if step.kind in ("r", "rcs", "cpy", "re", "rrc", "rrcs"):
             areas.append((step.dst_buffer, step.dst_offset, step.count))
         return areas
-
-
-def _overlap(a: Area, b: Area) -> bool:
-    return a[0] == b[0] and a[1] < b[1] + b[2] and b[1] < a[1] + a[2]
 
 
 def _gpu(gpu: RankProgram, wiring: _Wiring) -> dict[str, Any]:
@@ -237,9 +268,9 @@ def _gpu(gpu: RankProgram, wiring: _Wiring) -> dict[str, Any]:
                 handovers += 1
             blocks.append({"id": len(blocks), "ops": ops, **writer.resources()})
     if len(blocks) > MAX_THREADBLOCKS:
-        raise UsageError(
+        raise Infeasible(
             f"rank {gpu.rank} needs {len(blocks)} threadblocks of at most {MAX_OPS} operations each, and the smallest "
-            f"GPUs hold {MAX_THREADBLOCKS} at once: cut the data into fewer chunks (--partition)"
+            f"GPUs hold {MAX_THREADBLOCKS} at once: cut the data into fewer chunks (--partition). {OTHER_WAYS}"
         )
     return {
         "id": gpu.rank,
@@ -323,7 +354,7 @@ class _Writer:
             if not self.wiring.buffered:
                 self.signal(connection)
             self.wait(connection)
-            if not self.wiring.buffered and graph.source[index] in self.wiring.confirmed:
+            if graph.source[index] in self.wiring.confirmed:
                 self.signal(connection)
         source: Area = (step.src_buffer, step.src_offset, step.count)
         target: Area = (step.dst_buffer, step.dst_offset, step.count)
@@ -349,11 +380,16 @@ class _Writer:
             self.acknowledged(self.wiring.sending[index] + 1 - SLOTS)
         else:
             self.wait(connection)
+        source = self.wiring.sent(index)
+        if index in self.wiring.aside:
+            aside: Area = ("s", *self.wiring.aside[index])
+            self.data("copy", [source], aside)
+            source = aside
         self.meet()
         buffer, offset, count = self.wiring.received(self.wiring.graph.target[index])
         op = {
             "name": "put" if kind == "memory" else "pws",
-            "src_buff": [_local(self.wiring.sent(index))],
+            "src_buff": [_local(source)],
             "dst_buff": [{"buffer_id": self.reference(connection[1], buffer, kind), "index": offset, "size": count}],
         }  # fmt: skip
         if kind == "memory":
@@ -362,11 +398,7 @@ class _Writer:
             self.signal(connection)
             return
         self.ops.append({**op, **self.channel(connection)})
-        if index not in self.wiring.confirmed:
-            return
-        if self.wiring.buffered:
-            self.acknowledged(self.wiring.sending[index] + 1)
-        else:
+        if index in self.wiring.confirmed:
             self.wait(connection)
 
     def acknowledged(self, messages: int) -> None:
@@ -405,8 +437,9 @@ class _Writer:
         if self.parts[-1] and len(self.parts[-1]) + len(self.ops) > room:
             self.parts.append([])
         if len(self.ops) > room:
-            raise UsageError(
-                f"a step of rank {self.rank} needs {len(self.ops)} operations, more than the {room} of a threadblock"
+            raise Infeasible(
+                f"a step of rank {self.rank} needs {len(self.ops)} operations, more than the {room} of a threadblock. "
+                f"{OTHER_WAYS}"
             )
         self.parts[-1] += self.ops
         self.ops = []
