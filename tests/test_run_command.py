@@ -4,18 +4,23 @@ import dataclasses
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 import runtime_programs as programs
 from click.testing import CliRunner
 from mpi_jobs import launch, messages, needs_mpi, taccl, taccl_but
+from native_algorithms import timed
 
 from taccl.commands.run import Size, command
+from taccl.profiles.load import load_topology
 from taccl.runtime import table
 from taccl.runtime.bench import Measurement, Row, Timing, patience_s
 from taccl.runtime.dtypes import DTYPES
+from taccl.synth.collective import build
 from taccl.synth.msccl_xml import write_xml
+from taccl.synth.native import write_native
 
 mpi = pytest.mark.usefixtures("needs_a_launcher")
 FAST = ("-n", "2", "-w", "1", "--deadline", "20")
@@ -69,8 +74,8 @@ def test_every_collective_beside_mpi(saved, name):
     program = programs.ALL[name](4, 2)
     reduces = name in ("allreduce", "reduce", "reducescatter")
     ended = taccl(
-        4, "run", saved(program), "-b", "100", "-e", "10000", "-f", "100", "-d", "all", "-o", "all", *FAST,
-        "--json", "-",
+        4, "run", saved(program), "-b", "100", "-e", "10000", "-f", "100", "-d", "all", *FAST, "--json", "-",
+        *(("-o", "all") if reduces else ()),
     )  # fmt: skip
     assert ended.code == 0, ended.err
     document = json.loads(ended.out)
@@ -98,9 +103,8 @@ def test_every_collective_beside_mpi(saved, name):
     ids=["allgather", "allreduce", "alltoall"],
 )
 def test_in_place(saved, program):
-    ended = taccl(
-        4, "run", saved(program), "-b", "36", "-e", "40000", "-f", "9", "-o", "avg", "-c", "2", *FAST
-    )
+    op = ("-o", "avg") if program.collective == "allreduce" else ()
+    ended = taccl(4, "run", saved(program), "-b", "36", "-e", "40000", "-f", "9", *op, "-c", "2", *FAST)
     assert ended.code == 0, ended.err
     for row in rows(ended.out):
         assert row[5:9] == ["n/a"] * 4 and row[12] == "0"
@@ -144,6 +148,7 @@ def test_wrong_data_fails_with_code_1_on_every_rank(saved):
         (2, ("GOOD",), 2, "is a program for 4 ranks and this job has 2; start it with: mpiexec -n 4"),
         (4, ("GOOD", "-d", "float8"), 2, "unknown data type 'float8'"),
         (4, ("GOOD", "-o", "xor"), 2, "unknown reduction 'xor'"),
+        (4, ("GOOD", "-o", "sum"), 2, "--op sum: allgather copies data"),
         (4, ("GOOD", "-r", "7"), 2, "the ranks of"),
         (4, ("GOOD", "--in-place"), 2, "does not claim to work in place"),
         (4, ("GOOD", "-b", "2M", "-e", "1M"), 2, "-b 2097152 is larger than -e 1048576"),
@@ -196,14 +201,35 @@ def test_prediction_stands_beside_the_measurement(saved):
 
 @pytest.mark.mpi
 @mpi
-def test_another_root_than_the_program_has_gives_wrong_data(saved):
-    path = saved(programs.chain_broadcast(3, 2, root=2))
+def test_the_native_file_brings_the_topology_of_the_prediction(tmp_path):
+    path = tmp_path / "x.json"
+    ring = load_topology("ring:3")
+    path.write_text(write_native(timed(ring, build("allgather", 3), "ring"), ring))
+    sizes = ("-b", "1M", "-e", "1M", *FAST, "--json", "-")
+    found = []
+    for more in ((), ("--topology", "ring:3")):
+        ended = taccl(3, "run", str(path), *more, *sizes)
+        assert ended.code == 0, ended.err
+        assert "predicted" in ended.err
+        found.append(json.loads(ended.out)["results"][0]["predicted_time_us"])
+    assert found[0] == found[1] > 0
+
+
+@pytest.mark.mpi
+@mpi
+def test_another_root_than_the_program_has_is_refused(saved):
+    path = Path(saved(programs.chain_broadcast(3, 2, root=2)))
     sizes = ("-b", "4K", "-e", "4K", *FAST)
-    right = taccl(3, "run", path, *sizes)
+    right = taccl(3, "run", str(path), *sizes)
     assert right.code == 0, right.err
     assert rows(right.out)[0][4] == "2"
-    wrong = taccl(3, "run", path, "-r", "1", *sizes)
-    assert wrong.code == 1 and int(rows(wrong.out)[0][8]) > 0
+    wrong = taccl(3, "run", str(path), "-r", "1", *sizes)
+    assert wrong.code == 2 and "is a broadcast of root 2, not 1: give --root 2" in wrong.err and not wrong.out
+    # Other tools leave the root out, which means 0.
+    path.write_text(path.read_text().replace(' root="2"', ""))
+    wrong = taccl(3, "run", str(path), *sizes)
+    assert wrong.code == 2 and "give --root 2" in wrong.err
+    assert taccl(3, "run", str(path), "-r", "2", *sizes).code == 0
 
 
 @pytest.mark.mpi

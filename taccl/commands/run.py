@@ -75,7 +75,7 @@ class RankedCommand(click.Command):
     "topology",
     metavar="T",
     shell_complete=topologies,
-    help="Predict times on this topology.",
+    help="Predict times on this topology; a native file brings its own.",
 )
 @click.option("-b", "--min-bytes", type=Size(), default="1K", show_default=True, help="Smallest size.")
 @click.option("-e", "--max-bytes", type=Size(), default="64M", show_default=True, help="Largest size.")
@@ -105,7 +105,12 @@ class RankedCommand(click.Command):
     show_default=True,
     help="float32 float64 float16 bfloat16 int32 int64 uint8, several with commas, or all.",
 )
-@click.option("-o", "--op", help="sum prod min max avg, several with commas, or all. Default: the file's.")
+@click.option(
+    "-o",
+    "--op",
+    help="sum prod min max avg, several with commas, or all. Default: the file's. Only for "
+    "collectives that reduce.",
+)
 @click.option("-r", "nccl_root", type=click.IntRange(0), help="nccl-tests' name for --root.")
 @click.option("--in-place", "inplace", is_flag=True, help="Only in place.")
 @click.option(
@@ -234,14 +239,18 @@ def _prepare(
             f"{options['file']} is a program for {program.ranks} ranks and this job has {job.ranks}; start "
             f"it with: mpiexec -n {program.ranks} taccl run {options['file']}"
         )
+    _check_root(options["file"], program)
     order = trace(program)
     if collective is None:
         collective = collective_of(program, order)
     else:
         check_buffers(program, collective)
     ops = tuple(select_ops(options["op"] or program.reduce_op or "sum")) if collective.combining else ()
-    if options["op"] is not None:
+    if options["op"] is not None and not collective.combining:
         select_ops(options["op"])
+        raise UsageError(
+            f"--op {options['op']}: {collective.name} copies data and reduces nothing; leave it out"
+        )
     if options["json_path"] not in (None, "-") and not Path(options["json_path"]).resolve().parent.is_dir():
         raise UsageError(f"--json {options['json_path']}: its directory does not exist")
     if options["json_path"] == "-" and job.rank == 0:
@@ -255,7 +264,28 @@ def _prepare(
         transport=_transport(options["transport"], device), reference=options["reference"],
         deadline_s=options["deadline"],
     )  # fmt: skip
-    return program, collective, settings, order, topology
+    return program, collective, settings, order, topology or opened.topology
+
+
+def _check_root(file: str, program: Program) -> None:
+    """Raise UsageError for a program that does its collective for another root than the one that is asked for."""
+    from dataclasses import replace
+
+    from taccl.synth.collective import ROOTED
+    from taccl.synth.verify import verify
+
+    def achieved(root: int) -> bool:
+        # Of the findings, those on what buffers hold (V4xx) depend on the root.
+        found = verify(replace(program, root=root))
+        return not any(f.code.startswith("V4") and f.severity == "error" for f in found)
+
+    if program.collective not in ROOTED or achieved(program.root):
+        return
+    for root in range(program.ranks):
+        if root != program.root and achieved(root):
+            raise UsageError(
+                f"{file} is a {program.collective} of root {root}, not {program.root}: give --root {root}"
+            )
 
 
 def _sizes(options: dict[str, Any]) -> tuple[int, ...]:
@@ -314,7 +344,7 @@ def _with_transport(job: Job, settings: Settings) -> Settings:
 def _predictor(
     topology: Topology | None, program: Program, collective: Collective
 ) -> Callable[[int], float] | None:
-    """A function from the size in bytes to the predicted time in us; None when no topology is given."""
+    """A function from the size in bytes to the predicted time in us; None when no topology is known."""
     if topology is None:
         return None
     from taccl.synth.cost import us
