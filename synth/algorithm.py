@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 
 from taccl.synth.collective import Collective
+from taccl.synth.gap import gap
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ class Certificate:
 
     def gap(self, time_us: float) -> float:
         """(time - lower bound) / time, 0 for an empty schedule."""
-        return 0.0 if time_us <= 0 else max(0.0, (time_us - self.lower_bound_us) / time_us)
+        return gap(time_us, self.lower_bound_us)
 
 
 @dataclass(frozen=True, slots=True)

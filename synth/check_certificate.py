@@ -20,6 +20,7 @@ from taccl.synth.bounds.compose import EXPLICIT_RANKS, bounds_on, counting_bound
 from taccl.synth.bounds.network import whole
 from taccl.synth.bounds.scale import scale_bound
 from taccl.synth.cost import FS_PER_US, us
+from taccl.synth.gap import gap_text
 from taccl.synth.symmetric.algorithm import SymmetricAlgorithm
 
 # Bounds are proved by linear programs whose weights are rounded, and files hold whole picoseconds: equal times may
@@ -47,7 +48,7 @@ class Judgement:
         return {
             "lower_bound_us": certificate.lower_bound_us,
             "bound_by": certificate.bound_by,
-            "gap": round(certificate.gap(self.time_us), 6),
+            "gap": certificate.gap(self.time_us),
             "solver_bound_us": certificate.solver_bound_us,
             "status": certificate.status,
             "proved_by": certificate.proved_by,
@@ -60,7 +61,7 @@ class Judgement:
         proof = f" ({certificate.proved_by})" if certificate.proved_by else ""
         return (
             f"no algorithm below {certificate.lower_bound_us:.3f} us ({certificate.bound_by}), "
-            f"gap {100 * certificate.gap(self.time_us):.2f} %, {certificate.status}{proof}"
+            f"gap {gap_text(certificate.gap(self.time_us))}, {certificate.status}{proof}"
         )
 
 

@@ -17,6 +17,7 @@ from taccl.synth.bounds.compose import counting_bound
 from taccl.synth.collective import Collective
 from taccl.synth.cost import Costs, costs, us
 from taccl.synth.explain_changes import changes
+from taccl.synth.gap import gap
 from taccl.synth.program import Program
 from taccl.synth.schedule import as_transfers, completion_fs, time_in_order
 from taccl.synth.simulate import Activity, Simulation, simulate
@@ -91,7 +92,7 @@ class Explanation:
     @property
     def gap(self) -> float:
         """(time - bound) / time."""
-        return max(0.0, (self.time_us - self.bound.time_us) / self.time_us) if self.time_us > 0 else 0.0
+        return gap(self.time_us, self.bound.time_us)
 
 
 def explain(

@@ -262,7 +262,7 @@ def document(product: Product, path: str | None) -> dict[str, Any]:
         "simulated_us": us(product.simulated_fs),
         "lower_bound_us": certificate.lower_bound_us,
         "bound_by": certificate.bound_by,
-        "gap": round(certificate.gap(time_us), 6),
+        "gap": certificate.gap(time_us),
         "solver_bound_us": certificate.solver_bound_us,
         "status": certificate.status,
         "proved_by": certificate.proved_by,

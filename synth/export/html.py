@@ -19,6 +19,7 @@ from taccl.synth.export.html_text import escape, size_text, time_text
 from taccl.synth.export.html_timeline import timeline_svg
 from taccl.synth.export.html_topology import topology_svg
 from taccl.synth.export.timeline import of_algorithm, of_simulation, rows
+from taccl.synth.gap import gap, gap_text
 from taccl.synth.simulate import Simulation, resource_name
 
 BUSIEST = 6
@@ -78,7 +79,7 @@ def _overview(entries: Sequence[Entry]) -> str:
             f'<tr><td><a href="#e{i}">{escape(entry.title)}</a></td>'
             f"<td>{size_text(entry.simulation.size_bytes)}</td><td>{time_text(time_us)}</td>"
             f"<td>{'' if bound is None else time_text(bound)}</td>"
-            f"<td>{'' if bound is None else _gap_text(time_us, bound)}</td>"
+            f"<td>{'' if bound is None else gap_text(gap(time_us, bound))}</td>"
             f"<td>{entry.simulation.algbw_gbps:.3g}</td><td>{entry.simulation.busbw_gbps:.3g}</td></tr>"
         )
     head = "".join(
@@ -86,10 +87,6 @@ def _overview(entries: Sequence[Entry]) -> str:
         for name in ("algorithm", "size", "time", "bound", "gap", "algbw GB/s", "busbw GB/s")
     )
     return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
-
-
-def _gap_text(time_us: float, bound_us: float) -> str:
-    return f"{100 * max(0.0, 1 - bound_us / time_us):.1f} %" if time_us else "0 %"
 
 
 def _topology(topology: Topology) -> str:
@@ -174,7 +171,7 @@ def _headline(entry: Entry) -> str:
     status = certificate.status + (f" ({certificate.proved_by})" if certificate.proved_by else "")
     facts[1:1] = [
         ("no algorithm below", time_text(certificate.lower_bound_us)),
-        ("gap", _gap_text(time_us, certificate.lower_bound_us)),
+        ("gap", gap_text(certificate.gap(time_us))),
         ("status", status),
     ]
     share = min(1.0, certificate.lower_bound_us / time_us) if time_us else 1.0

@@ -72,7 +72,7 @@ def document(explanation: Explanation) -> dict[str, Any]:
         "size_bytes": explanation.size_bytes,
         "time_us": explanation.time_us,
         "lower_bound_us": explanation.bound.time_us,
-        "gap": round(explanation.gap, 6),
+        "gap": explanation.gap,
         "bound_by": explanation.bound.name,
         "bottleneck": cut
         and {
@@ -114,10 +114,12 @@ def document(explanation: Explanation) -> dict[str, Any]:
 
 def text(explanation: Explanation) -> str:
     """The readable form."""
+    from taccl.synth.gap import gap_text
+
     e = explanation
     lines = [
         f"{e.collective} of {e.size_bytes} bytes on {e.topology}, {e.ranks} ranks: {e.name}",
-        f"time {e.time_us:.3f} us, no algorithm takes less than {e.bound.time_us:.3f} us (gap {e.gap:.1%})",
+        f"time {e.time_us:.3f} us, no algorithm takes less than {e.bound.time_us:.3f} us (gap {gap_text(e.gap)})",
         f"bound by: {e.bound.name}",
     ]
     lines += _path_lines(e)

@@ -44,6 +44,7 @@ def command(**options: Any) -> None:
     """
     from taccl.synth.bounds import lower_bound
     from taccl.synth.cost import us
+    from taccl.synth.gap import gap, gap_text
     from taccl.synth.simulate import resource_name, simulate
 
     file, size = options["file"], options["size"]
@@ -68,7 +69,7 @@ def command(**options: Any) -> None:
             "busbw_gbps": round(simulation.busbw_gbps, 6),
             "lower_bound_us": bound.time_us,
             "bound_by": bound.name,
-            "gap": round(_gap(simulation, bound.time_fs), 6),
+            "gap": gap(us(simulation.time_fs), bound.time_us),
             "bottleneck": resource_name(cluster, simulation.bottleneck),
             "bottleneck_busy": round(_busy(simulation), 6),
             "messages": sum(activity.kind == "message" for activity in simulation.activities),
@@ -81,7 +82,7 @@ def command(**options: Any) -> None:
         ("algbw", f"{simulation.algbw_gbps:.3f} GB/s"),
         ("busbw", f"{simulation.busbw_gbps:.3f} GB/s"),
         ("lower bound", f"{bound.time_us:.3f} us, {bound.name}"),
-        ("gap", f"{100 * _gap(simulation, bound.time_fs):.1f} %"),
+        ("gap", gap_text(gap(us(simulation.time_fs), bound.time_us))),
         (
             "bottleneck",
             f"{resource_name(cluster, simulation.bottleneck)}, busy {100 * _busy(simulation):.0f} %",
@@ -93,10 +94,6 @@ def command(**options: Any) -> None:
     for name, value in rows:
         click.echo(f"  {name:<12} {value}")
     _print_path(simulation, cluster)
-
-
-def _gap(simulation: Simulation, bound_fs: int) -> float:
-    return 0.0 if not simulation.time_fs else max(0.0, 1 - bound_fs / simulation.time_fs)
 
 
 def _busy(simulation: Simulation) -> float:

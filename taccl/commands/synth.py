@@ -206,12 +206,14 @@ class _Interruption:
 
 
 def _progress(progress: Progress) -> None:
+    from taccl.synth.gap import gap, gap_text
+
     time = "-" if progress.time_us is None else f"{progress.time_us:.3f} us"
-    gap = ""
+    left = ""
     if progress.time_us:
-        gap = f"  gap {100 * max(0.0, 1 - progress.lower_bound_us / progress.time_us):.1f} %"
+        left = f"  gap {gap_text(gap(progress.time_us, progress.lower_bound_us))}"
     bound = f"bound {progress.lower_bound_us:.3f} us"
-    click.echo(f"{progress.elapsed_s:7.1f} s  {time:>14}  {bound}{gap}  ({progress.stage})", err=True)
+    click.echo(f"{progress.elapsed_s:7.1f} s  {time:>14}  {bound}{left}  ({progress.stage})", err=True)
 
 
 def _compare(ctx: click.Context, product: Product, path: str) -> None:
@@ -231,6 +233,7 @@ def _compare(ctx: click.Context, product: Product, path: str) -> None:
 
 def _table(found: dict[str, Any]) -> str:
     from taccl.produce import ENDED
+    from taccl.synth.gap import gap_text
 
     proof = f"optimal ({found['proved_by']})" if found["status"] == "optimal" else "feasible"
     rows = [
@@ -238,7 +241,7 @@ def _table(found: dict[str, Any]) -> str:
         ("size", f"{found['size_bytes']} bytes, {found['partition']} chunk(s) per block"),
         ("time", f"{found['time_us']:.3f} us"),
         ("lower bound", f"{found['lower_bound_us']:.3f} us for any algorithm ({found['bound_by']})"),
-        ("gap", f"{100 * found['gap']:.2f} %, {proof}"),
+        ("gap", f"{gap_text(found['gap'])}, {proof}"),
         ("engine", found["engine"]),
         ("search", f"{found['solve_s']:.1f} s, ended: {ENDED[found['ended']]}"),
         ("program", f"{found['messages']} messages, {found['threadblocks']} threadblocks, verified"),
