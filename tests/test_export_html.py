@@ -74,7 +74,7 @@ def test_report_says_what_was_found() -> None:
         "feasible",
         "half of it",
         "65.64 µs",
-        "50.0 %",
+        "50.00 %",
     ):
         assert fact in said, fact
     rows = [[cell.text_content() for cell in row.xpath("td")] for row in root.xpath("//h3[last()]/..//tr")]
