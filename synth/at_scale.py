@@ -106,6 +106,8 @@ def synthesise_at_scale(
         )
     if not wanted:
         bound = strongest([free, _bound(request, best[0], _grain(request))])
+    if best[1].timing.time_fs < bound.time_fs:
+        raise CheckFailed(f"the bound {bound.name!r} is above the time of a schedule, a fault of taccl")
     made = _made(request, *best, free, bound)
     wrong = check_table(
         topology, links, Places(made.collective, made.ranks, made.partition, made.root),

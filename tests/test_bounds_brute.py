@@ -101,6 +101,37 @@ def test_no_optimum_is_below_a_bound(name: str) -> None:
     assert tight >= solved // 2, "the bounds have become weak, or the search misses good schedules"
 
 
+@pytest.mark.parametrize("steps", [(1,), (2,), (1, 2), (1, -1)])
+@pytest.mark.parametrize("occupancy", [0, 1, 2])
+@pytest.mark.parametrize("name", ["allgather", "broadcast", "allreduce", "reducescatter"])
+def test_no_optimum_of_a_machine_whose_ranks_are_all_alike_is_below_a_bound(
+    name: str, occupancy: int, steps: tuple[int, ...]
+) -> None:
+    """One-way circles too: there a rank is told by others than those that it tells."""
+    solved = 0
+    for ranks in (3, 4, 5):
+        if any(step % ranks == 0 for step in steps) or (ranks % 2 == 0 and steps == (2,)):
+            continue
+        pairs = sorted({(r, (r + step) % ranks) for r in range(ranks) for step in steps})
+        links = tuple(Link(a, b, Fraction(2), Fraction(1), Fraction(occupancy)) for a, b in pairs)
+        topology = Topology("circulant", (tuple(range(ranks)),), links)
+        collective = build(name, ranks)
+        if name == "allreduce":
+            lengths = (1,) * ranks
+            collective = replace(
+                collective, chunks=collective.chunks[:1], input_chunks=lengths, output_chunks=lengths, size_chunks=1
+            )  # fmt: skip
+        kept = granular_bound(topology, collective, collective.size_chunks * 10**6)
+        least = -(-kept.time_fs // FS_PER_US)
+        try:
+            possible = Search(topology, collective, MAX_STATES).possible(least - 1)
+        except TooLarge:
+            continue
+        assert not possible, f"{ranks} ranks: {kept.name} is beaten"
+        solved += 1
+    assert solved
+
+
 def line(ranks: int, alpha: int, beta: int, occupancy: int) -> Topology:
     pairs = [(a, a + 1) for a in range(ranks - 1)] + [(a + 1, a) for a in range(ranks - 1)]
     links = tuple(Link(a, b, Fraction(alpha), Fraction(beta), Fraction(occupancy)) for a, b in pairs)

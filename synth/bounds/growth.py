@@ -41,6 +41,7 @@ class Spread:
     forced: tuple[int, ...]  # per class: chunks that must enter a rank
     fastest: int  # least latency of a link
     slowest: int  # greatest latency of a link
+    mutual: bool  # who can be told by a rank can also tell it
 
 
 def spread(network: Network, forced: Sequence[int], backwards: bool = False) -> Spread:
@@ -77,7 +78,8 @@ def spread(network: Network, forced: Sequence[int], backwards: bool = False) -> 
     latencies = [network.latency(link) for link in range(len(ends))] or [0]
     needs = tuple(forced[r] for r in first)
     return Spread(
-        tuple(classes), groups, needs, min(latencies), max(latencies)
+        tuple(classes), groups, needs, min(latencies), max(latencies),
+        set(ends) == {(b, a) for a, b in ends},
     )  # fmt: skip
 
 
@@ -138,6 +140,8 @@ class _Reach:
         return best
 
     def _told(self, at: int, groups: Sequence[Group], time: int) -> int:
+        # A one-way link: the rank that is told need not be among those that tell, so none of these can be left out.
+        barred = at if self.spread.mutual else -1
         values: list[int] = []
         for group in groups:
             kinds = sorted(set(group.senders))
@@ -146,7 +150,7 @@ class _Reach:
                 if start < 0:
                     break
                 value = max(
-                    (self(sender, at, min(start, time - late)) for sender, late in kinds if time >= late),
+                    (self(sender, barred, min(start, time - late)) for sender, late in kinds if time >= late),
                     default=0,
                 )
                 if value >= self.enough - 1 and self.caps[at] != 0:
