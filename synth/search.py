@@ -10,6 +10,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+from numpy.typing import NDArray
+
 from taccl.profiles.link_table import link_table
 from taccl.profiles.topology import Topology, reverse
 from taccl.sketches.restrictions import Permutation, Restrictions
@@ -17,6 +20,9 @@ from taccl.synth.candidates import Candidate, best_timing, complete, obeys
 from taccl.synth.check_algorithm import check_algorithm
 from taccl.synth.collective import Collective, refined
 from taccl.synth.engines.greedy import Taste, funnelled, greedy, tastes
+from taccl.synth.forest.search import COLLECTIVES as FOREST_COLLECTIVES
+from taccl.synth.forest.search import Effort as ForestEffort
+from taccl.synth.forest.search import forests
 from taccl.synth.improve import improve
 from taccl.synth.message_table import messages_of
 from taccl.synth.models.messages import solve_messages
@@ -42,6 +48,11 @@ WORTHWHILE = 0.995
 QUICK_SHARE = 0.15
 # Deterministic seconds for a first schedule where the seeds break the sketch's rules.
 RESCUE_S = (0.2, 2.0)
+# What seeds may do for each second of the limit, counted so that the answer does not depend on the clock: transfers
+# timed, and looks at (chunk, link) pairs on the quotient, for trees and for batches, at each chunking.
+TIMED_PER_WALL = 3_000
+LOOKS_PER_WALL = 6_000
+BATCH_LOOKS_PER_WALL = 15_000
 # Beyond this many messages lowering would need more channels and steps than a GPU has.
 MOST_MESSAGES = 4_000
 
@@ -68,10 +79,15 @@ class Search:
     best: Candidate | None = None
     best_of: dict[int, Candidate] = field(default_factory=dict)  # by partition
     bounds: dict[int, int] = field(default_factory=dict)  # by partition: what a model proved at this chunking
+    timed: int = 0  # transfers of all schedules that were offered
 
     def left_s(self) -> float:
         """Wall-clock seconds until the request's limit."""
         return self.budget_s - (time.monotonic() - self.began)
+
+    def seeds_spent(self) -> bool:
+        """Whether seeds have had their share; the models want theirs of a short limit."""
+        return self.best is not None and self.timed > TIMED_PER_WALL * self.budget_s
 
     def finished(self) -> bool:
         """Proof, target gap, time limit or the user's word."""
@@ -90,6 +106,7 @@ class Search:
         """Time transfers; remember them when they obey the sketch. Returns the candidate if acceptable."""
         if not complete(self.topology, p.collective, transfers):
             return None
+        self.timed += len(transfers)
         if not self.batching and any(t.after is None and len(t.chunks) > 1 for t in transfers):
             transfers = _one_chunk_each(transfers)
         candidate = best_timing(engine, self.topology, p.collective, p.costs, transfers, self.batching)
@@ -126,13 +143,42 @@ class Search:
             self.topology, link_table(self.topology), name, partition, p.costs.chunk_bytes, root, tuple(pairs),
             self.generators if self.restrictions.symmetry is not None else None, self.batching,
         )  # fmt: skip
-        effort = Effort(work=200_000, most_seeds=24, deterministic_s=0.0, batch_work=500_000, most_batches=60)
+        effort = Effort(
+            work=min(200_000, round(LOOKS_PER_WALL * self.budget_s)),
+            most_seeds=24,
+            deterministic_s=0.0,
+            batch_work=min(500_000, round(BATCH_LOOKS_PER_WALL * self.budget_s)),
+            most_batches=60,
+        )
         for found in search(task, self.lower_fs, effort, self.seed, self.finished):
             messages = messages_of(found.messages(name, partition))
             transfers = tuple(as_transfers(messages))
             candidate = Candidate(found.engine, p.collective, transfers, messages, found.timing.time_fs)
             self.accept(p, candidate)
             self.offer(found.engine, p, transfers)
+
+    def forest(self, name: str, root: int, pairs: Sequence[tuple[int, int]], wanted: int | None) -> None:
+        """Trees of the fluid optimum in whole chunks, pipelined; wanted: the chunking that is asked for."""
+        if self.should_stop() or name not in FOREST_COLLECTIVES or not self.topology.links:
+            return
+        stated = self.problem(1)
+        priced = stated.costs
+        if max(*priced.alpha_fs, *priced.chunk_fs) > LONGEST_FS:
+            return
+        blocks = stated.collective.size_chunks
+        task = Task(
+            self.topology, link_table(self.topology), name, 1, priced.chunk_bytes, root, tuple(pairs),
+            self.generators if self.restrictions.symmetry is not None else None, self.batching,
+        )  # fmt: skip
+        usable = _usable(stated) if self.restrictions.rules else None
+        most = -wanted if wanted else max(1, self.size_bytes // (blocks * LEAST_CHUNK_BYTES))
+        for partition, found in forests(task, most, ForestEffort(), self.seed, self.finished, usable):
+            messages = messages_of(found.messages(name, partition))
+            p = self.problem(partition)
+            candidate = Candidate(
+                found.engine, p.collective, tuple(as_transfers(messages)), messages, found.timing.time_fs
+            )
+            self.accept(p, candidate)
 
     def strategies(self, deterministic_s: float, relax_only: bool = False) -> list[Strategy]:
         """CP-SAT runs for a stage that may use so many deterministic seconds, the quickest first.
@@ -302,6 +348,22 @@ class Search:
 
     def _improved(self, partition: int) -> Callable[[int, int], None]:
         return lambda time_fs, _: self.report(f"cp-sat, {partition} per block", None)
+
+
+def _usable(p: Problem) -> Callable[[tuple[int, ...], bool], NDArray[np.bool_]]:
+    """Which links trees of a root, or paths between two ranks, may use, spreading or collecting."""
+    allowed: dict[tuple[bool, tuple[int, ...]], tuple[int, ...]] = {}
+    for layer in p.layers:
+        for roots, targets, links in zip(layer.roots, layer.targets, layer.usable, strict=True):
+            allowed.setdefault((layer.kind == "collect", roots), links)
+            allowed.setdefault((layer.kind == "collect", roots + targets), links)
+
+    def usable(names: tuple[int, ...], collects: bool) -> NDArray[np.bool_]:
+        mask = np.zeros(len(p.topology.links), bool)
+        mask[list(allowed[collects, names])] = True
+        return mask
+
+    return usable
 
 
 def _hops(p: Problem) -> int:

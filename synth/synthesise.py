@@ -143,6 +143,8 @@ def synthesise(
             "give more time with --time-limit or loosen the sketch"
         )
     lower_fs, bound_by = bound.time_fs, bound.name
+    if best.time_fs < lower_fs:
+        raise CheckFailed(f"the bound {bound_by!r} is above the time of a schedule, a fault of taccl")
     found = best.algorithm(request.topology, request.size_bytes)
     wrong = check_algorithm(found, request.topology)
     if wrong:
@@ -251,9 +253,12 @@ def _seeds(search: Search, request: Request, ladder: list[int]) -> None:
     names = [request.engine] if request.engine in BASELINES else list(BASELINES)
     if request.engine == "greedy":
         names = []
+    if request.engine in ("auto", "cp-sat") and len(ladder) > 1 - search.fixed_partition:
+        fixed = ladder[0] if search.fixed_partition else None
+        search.forest(request.collective, request.root, _pairs(request), fixed)
     for partition in ladder:
-        if search.best is not None and search.left_s() < request.time_limit_s / 2:
-            break  # the models want their share of a short limit
+        if search.seeds_spent():
+            break
         p = search.problem(partition)
         for name in names:
             if search.best is not None and search.finished():

@@ -124,11 +124,26 @@ def _attempts(
 
 def _roots(task: Task, inst: Instance) -> tuple[list[int], tuple[tuple[int, ...], ...], ChunkOf]:
     k = task.partition
+    block = block_of(task)
+    roots = [task.root] * k
     if task.collective in SPREADING:
         roots = [rank for rank in inst.representatives for _ in range(k)]
-        return roots, tuple((rank,) for rank in roots), lambda names, chunk: names[0] * k + chunk % k
-    roots = [task.root] * k
-    return roots, tuple((rank,) for rank in roots), lambda names, chunk: chunk
+    return roots, tuple((rank,) for rank in roots), lambda names, chunk: block(names) * k + chunk % k
+
+
+def block_of(task: Task) -> Callable[[tuple[int, ...]], int]:
+    """The number of the block that ranks name: its only chunk when blocks are not cut."""
+    n = task.topology.ranks
+    number = {pair: place for place, pair in enumerate(task.pairs)}
+    if task.collective in SPREADING:
+        return lambda names: names[0]
+    paired: dict[str, Callable[[tuple[int, ...]], int]] = {
+        "alltoall": lambda names: names[0] * n + names[1],
+        "gather": lambda names: names[0],
+        "scatter": lambda names: names[1],
+        "sendrecv": lambda names: number[names[0], names[1]],
+    }
+    return paired.get(task.collective, lambda names: 0)
 
 
 def _trees(
@@ -204,36 +219,38 @@ def _batches_pay(priced: Prices) -> bool:
     return bool(((priced.occupancy_fs > 0) & (transit < LONG_CHUNK * priced.occupancy_fs)).any())
 
 
-def _paired(task: Task, priced: Prices) -> Iterator[Found]:
-    n, k = task.topology.ranks, task.partition
+def pairs_at(task: Task, inst: Instance) -> list[Pair]:
+    """Who sends to whom, up to the instance's symmetry."""
     if task.collective == "alltoall":
-        inst = instance(
-            task.topology, task.links, quotient(task.topology, task.links, task.generators), priced
-        )
-        pairs = pairs_of(inst)
-    else:
-        inst = instance(task.topology, task.links, trivial_quotient(task.topology, task.links), priced)
-        others = [rank for rank in range(n) if rank != task.root]
-        pairs = {
-            "gather": [Pair(rank, task.root) for rank in others],
-            "scatter": [Pair(task.root, rank) for rank in others],
-            "sendrecv": [Pair(src, dst) for src, dst in task.pairs if src != dst],
-        }[task.collective]
-    number = {pair: place for place, pair in enumerate(task.pairs)}
-    chunk_of: dict[str, ChunkOf] = {
-        "alltoall": lambda names, chunk: (names[0] * n + names[1]) * k + chunk % k,
-        "gather": lambda names, chunk: names[0] * k + chunk % k,
-        "scatter": lambda names, chunk: names[1] * k + chunk % k,
-        "sendrecv": lambda names, chunk: number[names[0], names[1]] * k + chunk % k,
-    }
+        return pairs_of(inst)
+    others = [rank for rank in range(task.topology.ranks) if rank != task.root]
+    return {
+        "gather": [Pair(rank, task.root) for rank in others],
+        "scatter": [Pair(task.root, rank) for rank in others],
+        "sendrecv": [Pair(src, dst) for src, dst in task.pairs if src != dst],
+    }[task.collective]
+
+
+def _paired(task: Task, priced: Prices) -> Iterator[Found]:
+    k = task.partition
+    symmetry = trivial_quotient(task.topology, task.links)
+    if task.collective == "alltoall":
+        symmetry = quotient(task.topology, task.links, task.generators)
+    inst = instance(task.topology, task.links, symmetry, priced)
+    pairs = pairs_at(task, inst)
+    block = block_of(task)
+
+    def chunk_of(names: tuple[int, ...], chunk: int) -> int:
+        return block(names) * k + chunk % k
+
     repeated = [pair for pair in pairs for _ in range(k)]
     solved = solve_paths(inst, repeated)
     if solved is not None:
         names = tuple((pair.src, pair.dst) for pair in repeated)
-        yield Found("load-first", inst, tuple(solved[0]), solved[1], names, chunk_of[task.collective])
+        yield Found("load-first", inst, tuple(solved[0]), solved[1], names, chunk_of)
     if solved is None or not task.batching or not _batches_pay(priced):
         return
     for routes in (solved[0], *digit_routes(inst, repeated)):
         for order in (list(range(len(routes))), longest_rest(jobs(inst, routes))):
             messages, timing = merged(inst, routes, order)
-            yield Found("batched", inst, tuple(messages), timing, names, chunk_of[task.collective])
+            yield Found("batched", inst, tuple(messages), timing, names, chunk_of)

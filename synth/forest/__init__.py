@@ -1,0 +1,1 @@
+"""Trees for the bandwidth regime: packed to the fluid optimum, rounded to whole chunks, pipelined."""
