@@ -35,7 +35,7 @@ SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large]
 
 @st.composite
 def matrices(draw: st.DrawFn) -> np.ndarray:
-    n = draw(st.integers(2, 7))
+    n = draw(st.integers(2, 5))
     cost = np.full((n, n), np.inf)
     for u, v in itertools.permutations(range(n), 2):
         if draw(st.integers(0, 3)):
@@ -56,19 +56,28 @@ def paid(cost: np.ndarray, parents: np.ndarray, root: int) -> float:
 
 
 def least(cost: np.ndarray, root: int) -> float | None:
-    graph = nx.DiGraph()
-    graph.add_nodes_from(range(len(cost)))
-    for u, v in itertools.permutations(range(len(cost)), 2):
-        if v != root and np.isfinite(cost[u, v]):
-            graph.add_edge(u, v, weight=cost[u, v])
-    try:
-        tree = nx.minimum_spanning_arborescence(graph)
-    except nx.NetworkXException:
-        return None
-    return float(sum(w for _, _, w in tree.edges(data="weight")))
+    """By trying every choice of parents."""
+    others = [v for v in range(len(cost)) if v != root]
+    best: float | None = None
+    for parents in itertools.product(range(len(cost)), repeat=len(others)):
+        before = dict(zip(others, parents, strict=True))
+        price = float(sum(cost[u, v] for v, u in before.items()))
+        if np.isinf(price) or (best is not None and price >= best):
+            continue
+        if all(_leads_to(before, v, root, len(cost)) for v in others):
+            best = price
+    return best
 
 
-@settings(deadline=None, max_examples=300)
+def _leads_to(before: dict[int, int], node: int, root: int, steps: int) -> bool:
+    for _ in range(steps):
+        if node == root:
+            return True
+        node = before[node]
+    return node == root
+
+
+@settings(deadline=None, max_examples=200)
 @given(matrices(), st.data())
 def test_arborescences_are_the_cheapest(cost: np.ndarray, data: st.DataObject) -> None:
     root = data.draw(st.integers(0, len(cost) - 1))
