@@ -83,7 +83,7 @@ def _verify_graph(
     order, stuck = execute(graph)
     if stuck:
         return [*found, deadlock(graph, order, stuck)]
-    found += _buffering(program, graph)
+    found += buffering(program, graph)
     if collective is None:
         try:
             collective = collective_of(
@@ -104,8 +104,8 @@ def _verify_graph(
     return found
 
 
-def _buffering(program: Program, graph: ProgramGraph) -> list[Finding]:
-    """Warnings about programs that end only because connections hold messages."""
+def buffering(program: Program, graph: ProgramGraph) -> list[Finding]:
+    """What to know of programs that end only because connections hold messages: of a program that does end."""
     without_buffers = rendezvous_stuck(graph)
     if not without_buffers:
         return []
@@ -114,7 +114,7 @@ def _buffering(program: Program, graph: ProgramGraph) -> list[Finding]:
         graph, _first_send(graph, without_buffers), "V302",
         "waits for ever if sends wait for their receives: the program needs the "
         f"{depth} messages that a {program.protocol} connection holds",
-        "warning",
+        "note",
     )]  # fmt: skip
     pieces = chunk_by_chunk(program)
     limit = whole_up_to(program)

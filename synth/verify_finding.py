@@ -11,7 +11,7 @@ class Finding:
 
     code: str  # stable, e.g. "V501"; docs/programs.md lists them
     message: str  # reason and place in words
-    severity: str = "error"  # "error" | "warning"
+    severity: str = "error"  # "error" | "warning" | "note": true, and no reason to change the program
     rank: int = -1
     threadblock: int = -1
     step: int = -1

@@ -37,6 +37,9 @@ class ProgramFile:
     algorithm: Algorithm | None = None  # that it was lowered from, of a native file
     topology: Topology | None = None  # that a native file holds
     judgement: Judgement | None = None  # of a native file's certificate; None: nobody asked
+    limits: tuple[
+        str, ...
+    ] = ()  # what keeps the program from running at a native file's own size, a warning each
 
 
 class WrongAlgorithm(CheckFailed):
@@ -198,9 +201,12 @@ def open_large(file: str) -> ScheduleFile | None:
 def _open_native(file: str, options: dict[str, Any]) -> ProgramFile:
     from taccl.profiles.yaml_reader import read_text
     from taccl.synth.check_algorithm import check_algorithm
+    from taccl.synth.fifo_slots import within_slots
     from taccl.synth.lower import lower_exact
     from taccl.synth.native import read_schedule
+    from taccl.synth.program_graph import graph_of
     from taccl.synth.symmetric.algorithm import SymmetricAlgorithm
+    from taccl.synth.verify import buffering
 
     for name in ("collective", "root", "demand", "pairs", "pre_post"):
         if options[name] is not None:
@@ -217,7 +223,10 @@ def _open_native(file: str, options: dict[str, Any]) -> ProgramFile:
     if problems:
         raise WrongAlgorithm(file, problems)
     program = lower_exact(algorithm, topology).program
-    return ProgramFile(program, algorithm.collective, algorithm, topology)
+    # As taccl synth writes the program.
+    findings = buffering(program, graph_of(program))
+    program, limits = within_slots(program, findings, algorithm.size_bytes)
+    return ProgramFile(program, algorithm.collective, algorithm, topology, limits=limits)
 
 
 def _collective(program: Program, options: dict[str, Any]) -> Collective | None:

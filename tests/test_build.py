@@ -73,6 +73,27 @@ def test_synth_writes_what_verifies(tmp_path: Path) -> None:
     assert is_correct(verify(read_xml(target.read_text(), str(target)), strict=True))
 
 
+def test_verify_warns_of_nothing_that_synth_did_not(tmp_path: Path) -> None:
+    # Messages of several chunks: beyond some size they fill more than a slot of the FIFO.
+    for size, beyond in (("1MB", False), ("64MB", True)):
+        said, found = {}, {}
+        for name in ("x.xml", "x.json"):
+            file = str(tmp_path / name)
+            made = taccl("synth", "-t", "ndv2:1", "-c", "allgather", "--size", size, "--engine", "ring", "--json",
+                         "-o", file)  # fmt: skip
+            said[name] = json.loads(made.stdout)["warnings"]
+            found[name] = json.loads(taccl("verify", file, "--json").stdout)
+            assert found[name]["ok"] and {note["code"] for note in found[name]["notes"]} == {"V302"}
+        assert found["x.xml"]["warnings"] == []  # its maxBytes says the rest
+        assert (
+            [warning["message"] for warning in found["x.json"]["warnings"]] == said["x.json"] == said["x.xml"]
+        )
+        assert len(said["x.xml"]) == beyond
+        converted = taccl("convert", str(tmp_path / "x.json"), "--to", "msccl-xml")
+        assert converted.stdout == (tmp_path / "x.xml").read_text()
+        assert all(warning in converted.stderr for warning in said["x.xml"])
+
+
 def test_synth_same_request_same_bytes(tmp_path: Path) -> None:
     for name in ("a", "b"):
         for suffix in (".xml", ".json"):

@@ -56,6 +56,8 @@ def _text(opened: ProgramFile, file: str, form: str, spec: str | None, size: int
     if form == "msccl-xml":
         from taccl.synth.msccl_xml import write_xml
 
+        for limit in opened.limits:
+            click.echo(f"taccl: warning: {limit}", err=True)
         try:
             return write_xml(opened.program)
         except ValueError as error:

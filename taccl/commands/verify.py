@@ -67,9 +67,11 @@ def command(ctx: click.Context, /, **options: Any) -> None:
             findings += [Finding("A100", problem) for problem in check_algorithm(opened.algorithm, cluster)]
         findings += certificate_findings(opened)
         findings += verify(opened.program, collective=opened.collective, strict=options["strict"])
+        findings += [Finding("V303", limit, "warning") for limit in opened.limits]
         what = _words(opened.program)
     errors = [finding for finding in findings if finding.severity == "error"]
-    warnings = [finding for finding in findings if finding.severity != "error"]
+    warnings = [finding for finding in findings if finding.severity == "warning"]
+    notes = [finding for finding in findings if finding.severity == "note"]
     if options["as_json"]:
         print_json({
             "schema": "taccl/verify/v1",
@@ -79,9 +81,10 @@ def command(ctx: click.Context, /, **options: Any) -> None:
             "certificate": _certificate(opened),
             "errors": [_entry(finding) for finding in errors],
             "warnings": [_entry(finding) for finding in warnings],
+            "notes": [_entry(finding) for finding in notes],
         })  # fmt: skip
     else:
-        for finding in errors + warnings:
+        for finding in errors + warnings + notes:
             click.echo(finding.render(file))
         verdict = f"wrong, {len(errors)} error{'s' * (len(errors) > 1)}" if errors else "correct"
         click.echo(f"{file}: {verdict}: {what}")
@@ -121,6 +124,7 @@ def _judge_large(ctx: click.Context, opened: ScheduleFile, options: dict[str, An
             "certificate": None if proved is None else proved.document(),
             "errors": [_entry(finding) for finding in errors],
             "warnings": [],
+            "notes": [],
         })  # fmt: skip
     else:
         for finding in errors:
