@@ -157,6 +157,24 @@ def test_synth_refuses(added: list[str], code: int, message: str) -> None:
     assert message in result.stderr and "Traceback" not in result.output
 
 
+def test_a_place_that_no_file_can_have_is_refused_before_the_search(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def searched(*_: object) -> None:
+        raise AssertionError("searched")
+
+    monkeypatch.setattr("taccl.produce.produce", searched)
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "folder.xml").mkdir()
+    line = ("synth", "-t", "ring:4", "-c", "allgather", "--size", "1KB", "-o")
+    refused = taccl(*line, str(tmp_path / "file" / "x.xml"))
+    assert refused.exit_code == 2 and "is no directory" in refused.stderr
+    refused = taccl(*line, str(tmp_path / "folder.xml"))
+    assert refused.exit_code == 3 and "this is a directory" in refused.stderr
+    assert isinstance(taccl(*line, str(tmp_path / "new" / "x.xml")).exception, AssertionError | SystemExit)
+    assert "searched" in taccl(*line, str(tmp_path / "new" / "x.xml")).stderr
+
+
 def test_synth_needs_a_size() -> None:
     result = taccl("synth", "-t", "ring:4", "-c", "allgather")
     assert result.exit_code == 2 and "--size is needed" in result.stderr

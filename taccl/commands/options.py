@@ -82,6 +82,7 @@ def write_output(path: str, text: str) -> None:
 
     Raises OSError when the place cannot be written; a file that was there before stays as it was then.
     """
+    check_output(path)
     encoded = text.encode("utf-8", "backslashreplace")  # a file name in it may be no text
     if path == "-":
         check_stdout()
@@ -91,18 +92,29 @@ def write_output(path: str, text: str) -> None:
         sys.stdout.buffer.flush()
         return
     target = Path(path)
-    if target.is_dir():
-        raise IsADirectoryError(errno.EISDIR, "this is a directory; name a file in it", path)
     if target.exists() and not target.is_file():
         target.write_bytes(encoded)  # a device or a pipe cannot be replaced
         return
-    check_folder(target.parent)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         _replace(target, encoded)
     except OSError as error:
         # Whatever failed on the way (a temporary file has a name of its own), what was asked for is `path`.
         raise OSError(error.errno, f"this cannot be written: {error.strerror}", path) from error
+
+
+def check_output(path: str) -> None:
+    """Raise what `write_output` would for a place that no file can have; for before long work. `-` is fine.
+
+    Raises IsADirectoryError and UsageError.
+    """
+    target = Path(path)
+    if path == "-":
+        return
+    if target.is_dir():
+        raise IsADirectoryError(errno.EISDIR, "this is a directory; name a file in it", path)
+    if not target.exists():
+        check_folder(target.parent)
 
 
 def _replace(target: Path, encoded: bytes) -> None:

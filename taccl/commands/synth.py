@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from taccl.commands.completion import files, sketches, topologies
-from taccl.commands.options import Quantity, Size, print_json, write_output
+from taccl.commands.options import Quantity, Size, check_output, print_json, write_output
 from taccl.demand import read_demand
 from taccl.errors import UsageError
 
@@ -50,10 +50,15 @@ PROTOCOLS = ("Simple", "LL", "LL128")
     "--output",
     metavar="FILE",
     shell_complete=files,
-    help="Write .xml (program) or .json (algorithm); - is stdout.",
+    help="Write .xml (program) or .json (algorithm), in a folder that is made if it is missing; - is stdout.",
 )
 @click.option(
-    "--engine", type=click.Choice(ENGINES), default="auto", show_default=True, help="What searches; see docs."
+    "--engine",
+    type=click.Choice(ENGINES),
+    default="auto",
+    show_default=True,
+    help="What searches. Other names that an answer may carry (batched, forest, ...) are stages of auto; see "
+    "docs/synthesis.md.",
 )
 @click.option(
     "--partition", type=click.IntRange(1, 4096), metavar="K", help="Chunks per block of a rank. [chosen]"
@@ -113,6 +118,8 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     output = options["output"]
     if output is not None:
         suffix_of(output)
+        if not options["check_up_to_date"]:
+            check_output(output)
     if output == "-" and options["as_json"]:
         raise UsageError("-o - and --json both want stdout; write the algorithm to a file")
     if options["check_up_to_date"] and output in (None, "-"):
