@@ -20,6 +20,16 @@ from taccl.profiles.schema import MAX_RANKS, PROFILE
 from taccl.profiles.topology import Topology
 from taccl.profiles.yaml_reader import parse, read_text, shorten
 
+# What follows the colon of a bundled shape, by its kind and number of dimensions.
+FORMS = {
+    ("ring", 1): "RANKS",
+    ("hypercube", 1): "DIMENSION",
+    ("mesh", 2): "ROWSxCOLUMNS",
+    ("torus", 2): "ROWSxCOLUMNS",
+    ("torus", 3): "XxYxZ",
+    ("fat-tree", 2): "LEAVESxRANKS",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class LibraryProfile:
@@ -27,6 +37,7 @@ class LibraryProfile:
 
     name: str
     parameter: str  # what follows the colon: "nodes" or "size"
+    form: str  # of the parameter, e.g. "ROWSxCOLUMNS"
     example: str  # a name with its parameter, e.g. "torus2d:4x4"
     description: str
     source: str  # where its numbers come from
@@ -48,8 +59,9 @@ def library_profile(name: str) -> LibraryProfile:
     shape: Values | None = values.get("shape")
     parameter = "nodes" if shape is None else "size"
     example = f"{name}:{'2' if shape is None else 'x'.join(map(str, shape['size']))}"
+    form = "NODES" if shape is None else FORMS[shape["kind"], len(shape["size"])]
     return LibraryProfile(
-        name, parameter, example, values.get("description", ""), values.get("source", ""), sources
+        name, parameter, form, example, values.get("description", ""), values.get("source", ""), sources
     )
 
 
@@ -68,7 +80,10 @@ def load_topology(spec: str) -> Topology:
     if name in library_names():
         return _load_bundled(name, parameter if colon else None)
     if colon and Path(name).is_file() and not Path(spec).exists():
-        raise UsageError(f"{spec}: {name} is a file, and only a bundled profile takes a parameter after ':'")
+        raise UsageError(
+            f"{spec}: {name} is a file, and only a bundled profile takes a parameter (:N) after its name; a file says "
+            "how large its cluster is"
+        )
     if "/" in spec or spec.endswith((".yaml", ".yml")) or Path(spec).is_file():
         return read_topology(read_text(spec), spec)
     names = library_names()
@@ -96,15 +111,12 @@ def _load_bundled(name: str, parameter: str | None) -> Topology:
 
 def _numbers(profile: LibraryProfile, parameter: str) -> Sequence[int]:
     parts = parameter.split("x")
-    if len(parts) != profile.example.count("x", len(profile.name)) + 1 or not all(
+    if len(parts) != profile.form.count("x") + 1 or not all(
         re.fullmatch("[0-9]{1,9}", part) and 1 <= int(part) <= MAX_RANKS for part in parts
     ):
-        count = profile.example.count("x", len(profile.name)) + 1
-        what = "a number of nodes" if profile.parameter == "nodes" else "a size"
-        if count > 1:
-            what = f"a size of {count} numbers"
+        many = "numbers" if "x" in profile.form else "a number"
         raise UsageError(
-            f"after {profile.name}: stands {what} from 1 to {MAX_RANKS}, such as {profile.example}; "
+            f"after {profile.name}: stands {profile.form}, {many} from 1 to {MAX_RANKS}, such as {profile.example}; "
             f"found {shorten(parameter)!r}"
         )
     return [int(part) for part in parts]

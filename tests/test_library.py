@@ -353,5 +353,10 @@ def test_a_parameter_is_for_bundled_profiles(tmp_path: Path) -> None:
     path.write_text(library_text("ring"))
     with pytest.raises(UsageError, match="only a bundled profile takes a parameter"):
         load_topology(f"{path}:2")
-    with pytest.raises(UsageError, match="a size of 2 numbers"):
-        load_topology("torus2d:4")
+    for spec, wanted in (
+        ("torus2d:4", "stands ROWSxCOLUMNS, numbers from 1 to 4096, such as torus2d:4x4"),
+        ("torus3d:2x2", "stands XxYxZ"), ("fat-tree:4", "stands LEAVESxRANKS"), ("ring:x", "stands RANKS, a number"),
+        ("hypercube:0", "stands DIMENSION"), ("ndv2:2x2", "stands NODES, a number"),
+    ):  # fmt: skip
+        with pytest.raises(UsageError, match=wanted):
+            load_topology(spec)
