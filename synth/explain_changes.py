@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from taccl.profiles.topology import Link, Port, Topology
+import numpy as np
+from numpy.typing import NDArray
+
+from taccl.profiles.link_table import LinkNumbers, LinkTable, link_table
+from taccl.profiles.topology import Port, Topology
 from taccl.synth.bounds import Bound
 
 MAX_SINGLE = 3  # resources changed alone
@@ -29,29 +33,31 @@ def changes(topology: Topology, bound: Bound, path_links: Sequence[int]) -> list
     double NIC); one more link; half the latency of a class. path_links: links of the critical path, whose classes are
     tried too. Link ids stay what they are.
     """
-    links = topology.links
+    links = tuple(topology.links)
+    columns = replace(topology, links=link_table(topology))
     crossing = [c.id for c in bound.bottleneck.crossing] if bound.bottleneck else []
     found = []
     for resource in crossing[:MAX_SINGLE]:
-        found.append(Change(f"twice the rate of {_name(topology, resource)}", faster(topology, [resource])))
+        found.append(Change(f"twice the rate of {_name(topology, resource)}", faster(columns, [resource])))
     if 1 < len(crossing) <= len(links) // 2:
         found.append(
-            Change(f"twice the rate of all {len(crossing)} resources of the cut", faster(topology, crossing))
+            Change(f"twice the rate of all {len(crossing)} resources of the cut", faster(columns, crossing))
         )
     for kind in dict.fromkeys(port.kind for port in topology.ports):
         members = [len(links) + p for p, port in enumerate(topology.ports) if port.kind == kind]
-        found.append(Change(f"twice the rate of every {kind} port", faster(topology, members)))
+        found.append(Change(f"twice the rate of every {kind} port", faster(columns, members)))
     on_path = [links[e].kind for e in path_links]
     kinds = [links[r].kind for r in crossing if r < len(links)]
     for kind in dict.fromkeys([*kinds, *on_path]):
         members = [e for e, link in enumerate(links) if link.kind == kind]
         if any(not links[e].ports for e in members):
-            found.append(Change(f"twice the rate of every {kind} link", faster(topology, members)))
+            found.append(Change(f"twice the rate of every {kind} link", faster(columns, members)))
     for kind in dict.fromkeys([*on_path, *(link.kind for link in links)]):
         if any(link.alpha_us for link in links if link.kind == kind):
-            found.append(Change(f"half the alpha of every {kind} link", quicker(topology, kind)))
+            found.append(Change(f"half the alpha of every {kind} link", quicker(columns, kind)))
     found = list({change.text: change for change in found}.values())
-    more = tuple(one_more(topology, e) for e in _worth_doubling(topology, bound, path_links))
+    plain = replace(topology, links=links)
+    more = tuple(one_more(plain, e) for e in _worth_doubling(plain, bound, path_links))
     return [*((change,) for change in found), *([more] if more else [])]
 
 
@@ -100,34 +106,49 @@ def faster(topology: Topology, resources: Iterable[int]) -> Topology:
     A link that crosses a doubled port and whose own beta is that of the port is doubled too: its number was
     only the port's, seen from the link.
     """
-    count = len(topology.links)
-    chosen = set(resources)
-    own = {r for r in chosen if r < count}
-    for e, link in enumerate(topology.links):
-        if any(
-            count + p in chosen and topology.ports[p].beta_us_per_mb == link.beta_us_per_mb
-            for p in link.ports
-        ):
-            own.add(e)
-    links = tuple(_halved(link) if e in own else link for e, link in enumerate(topology.links))
-    ports = tuple(_halved_port(p) if count + i in chosen else p for i, p in enumerate(topology.ports))
-    return replace(topology, links=links, ports=ports)
+    links, chosen = link_table(topology), set(resources)
+    count = len(links)
+    own = np.zeros(count, np.bool_)
+    own[[r for r in chosen if r < count]] = True
+    doubled = np.array([count + p in chosen for p in range(len(topology.ports))], np.bool_)
+    betas: dict[Fraction, int] = {}
+    of_port = np.array([betas.setdefault(p.beta_us_per_mb, len(betas)) for p in topology.ports], np.int64)
+    of_class = np.array([betas.setdefault(c.beta_us_per_mb, len(betas)) for c in links.classes], np.int64)
+    for ports in links.ports.T:
+        crossing = np.flatnonzero(ports >= 0)
+        port = ports[crossing]
+        own[crossing] |= doubled[port] & (of_port[port] == of_class[links.link_class[crossing]])
+    ports_now = tuple(_halved_port(p) if count + i in chosen else p for i, p in enumerate(topology.ports))
+    return replace(topology, links=_reclassed(links, own, _halved), ports=ports_now)
 
 
 def quicker(topology: Topology, kind: str) -> Topology:
     """Half the alpha and the occupancy of every link of a class."""
-    half = Fraction(1, 2)
-    links = tuple(
-        replace(link, alpha_us=link.alpha_us * half, occupancy_us=link.occupancy_us * half)
-        if link.kind == kind
-        else link
-        for link in topology.links
-    )
-    return replace(topology, links=links)
+    links = link_table(topology)
+    of_kind = np.array([label.kind == kind for label in links.labels], np.bool_)
+    return replace(topology, links=_reclassed(links, of_kind[links.link_label], _quickened))
 
 
-def _halved(link: Link) -> Link:
-    return replace(link, beta_us_per_mb=link.beta_us_per_mb / 2)
+def _reclassed(
+    links: LinkTable, which: NDArray[np.bool_], change: Callable[[LinkNumbers], LinkNumbers]
+) -> LinkTable:
+    """The links with other numbers for some of them; every class still comes once, in the order of first use."""
+    known = [*links.classes, *(change(numbers) for numbers in links.classes)]
+    link_class = np.where(which, links.link_class + len(links.classes), links.link_class)
+    ids: dict[LinkNumbers, int] = {}
+    used, first = np.unique(link_class, return_index=True)
+    number = np.zeros(len(known), np.int64)
+    for old in used[np.argsort(first)].tolist():
+        number[old] = ids.setdefault(known[old], len(ids))
+    return replace(links, link_class=number[link_class], classes=tuple(ids))
+
+
+def _halved(numbers: LinkNumbers) -> LinkNumbers:
+    return replace(numbers, beta_us_per_mb=numbers.beta_us_per_mb / 2)
+
+
+def _quickened(numbers: LinkNumbers) -> LinkNumbers:
+    return replace(numbers, alpha_us=numbers.alpha_us / 2, occupancy_us=numbers.occupancy_us / 2)
 
 
 def _halved_port(port: Port) -> Port:

@@ -42,6 +42,15 @@ class ProgramFile:
     ] = ()  # what keeps the program from running at a native file's own size, a warning each
 
 
+@dataclass(frozen=True, slots=True)
+class NativeFile:
+    """A native file whose schedule is right, and what its certificate is worth."""
+
+    algorithm: Algorithm
+    topology: Topology
+    judgement: Judgement
+
+
 class WrongAlgorithm(CheckFailed):
     """A native file whose schedule breaks its own promises; `problems` has a sentence for each."""
 
@@ -108,7 +117,7 @@ def judged(opened: ProgramFile) -> ProgramFile:
     return replace(opened, judgement=judge_certificate(opened.algorithm, opened.topology))
 
 
-def certificate_findings(opened: ProgramFile) -> list[Finding]:
+def certificate_findings(opened: ProgramFile | NativeFile) -> list[Finding]:
     """What is untrue in a judged file's certificate."""
     from taccl.synth.verify_finding import Finding
 
@@ -135,7 +144,7 @@ def open_program(file: str, options: dict[str, Any]) -> ProgramFile:
     return ProgramFile(program, _collective(program, options))
 
 
-def size_of(opened: ProgramFile, given: int | None) -> int:
+def size_of(opened: ProgramFile | NativeFile, given: int | None) -> int:
     """The size that an option names, else a native file's own. Raises UsageError without either."""
     if given is not None:
         return given
@@ -144,7 +153,7 @@ def size_of(opened: ProgramFile, given: int | None) -> int:
     return opened.algorithm.size_bytes
 
 
-def topology_of(opened: ProgramFile, spec: str | None) -> Topology:
+def topology_of(opened: ProgramFile | NativeFile, spec: str | None) -> Topology:
     """The topology that an option names, else the one in the native file. Raises UsageError without either."""
     from taccl.profiles.load import load_topology
 
@@ -155,7 +164,7 @@ def topology_of(opened: ProgramFile, spec: str | None) -> Topology:
     return opened.topology
 
 
-def own_judgement(opened: ProgramFile, topology: Topology, size_bytes: int) -> Judgement | None:
+def own_judgement(opened: ProgramFile | NativeFile, topology: Topology, size_bytes: int) -> Judgement | None:
     """The judgement of a native file's certificate where it speaks: on the file's own topology, at its own size."""
     if opened.algorithm is None or size_bytes != opened.algorithm.size_bytes:
         return None
@@ -198,15 +207,42 @@ def open_large(file: str) -> ScheduleFile | None:
     return ScheduleFile(made, topology, tuple(problems), judgement)
 
 
+def open_native(file: str, options: dict[str, Any]) -> NativeFile | None:
+    """A native file whose schedule is right, judged, without making its program; None for XML.
+
+    Raises as `open_program` does, and CheckFailed for a certificate that claims too much.
+    """
+    from taccl.synth.check_certificate import judge_certificate
+
+    if not file.endswith(".json"):
+        return None
+    algorithm, topology = _read_native(file, options)
+    judgement = judge_certificate(algorithm, topology)
+    opened = NativeFile(algorithm, topology, judgement)
+    if judgement.problems:
+        raise CheckFailed("\n".join(finding.render(file) for finding in certificate_findings(opened)))
+    return opened
+
+
 def _open_native(file: str, options: dict[str, Any]) -> ProgramFile:
-    from taccl.profiles.yaml_reader import read_text
-    from taccl.synth.check_algorithm import check_algorithm
     from taccl.synth.fifo_slots import within_slots
     from taccl.synth.lower import lower_exact
-    from taccl.synth.native import read_schedule
     from taccl.synth.program_graph import graph_of
-    from taccl.synth.symmetric.algorithm import SymmetricAlgorithm
     from taccl.synth.verify import buffering
+
+    algorithm, topology = _read_native(file, options)
+    program = lower_exact(algorithm, topology).program
+    # As taccl synth writes the program.
+    findings = buffering(program, graph_of(program))
+    program, limits = within_slots(program, findings, algorithm.size_bytes)
+    return ProgramFile(program, algorithm.collective, algorithm, topology, limits=limits)
+
+
+def _read_native(file: str, options: dict[str, Any]) -> tuple[Algorithm, Topology]:
+    from taccl.profiles.yaml_reader import read_text
+    from taccl.synth.check_algorithm import check_algorithm
+    from taccl.synth.native import read_schedule
+    from taccl.synth.symmetric.algorithm import SymmetricAlgorithm
 
     for name in ("collective", "root", "demand", "pairs", "pre_post"):
         if options[name] is not None:
@@ -215,18 +251,14 @@ def _open_native(file: str, options: dict[str, Any]) -> ProgramFile:
     if isinstance(algorithm, SymmetricAlgorithm):
         if algorithm.ranks > LOWERED_RANKS:
             raise Infeasible(
-                f"{file} is a schedule of {algorithm.ranks} ranks, and programs are made for up to {LOWERED_RANKS}: "
-                "taccl verify proves the schedule itself"
+                f"{file} is a schedule of {algorithm.ranks} ranks, and programs are made and schedules explained for "
+                f"up to {LOWERED_RANKS}: taccl verify proves the schedule itself"
             )
         algorithm = algorithm.to_algorithm(topology)
     problems = check_algorithm(algorithm, topology)
     if problems:
         raise WrongAlgorithm(file, problems)
-    program = lower_exact(algorithm, topology).program
-    # As taccl synth writes the program.
-    findings = buffering(program, graph_of(program))
-    program, limits = within_slots(program, findings, algorithm.size_bytes)
-    return ProgramFile(program, algorithm.collective, algorithm, topology, limits=limits)
+    return algorithm, topology
 
 
 def _collective(program: Program, options: dict[str, Any]) -> Collective | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from taccl.synth.cost import costs
 from taccl.synth.explain import Explanation, explain
 from taccl.synth.explain_changes import faster, one_more, quicker
 from taccl.synth.msccl_xml import write_xml
+from taccl.synth.native import write_native
 from taccl.synth.program import Program, RankProgram, Step, Threadblock
 from taccl.synth.schedule import Transfer, completion_fs, time_in_order
 from taccl.synth.synthesise import Request, synthesise
@@ -188,6 +190,38 @@ def test_many_ranks_are_explained_within_seconds(tmp_path: Path) -> None:
     assert told["bottleneck"]["bytes"] == 8 * 56 * MB / 64
     assert told["bottleneck"]["ranks"] == list(range(8)) and told["bottleneck"]["direction"] == "in"
     assert {r["resource"] for r in told["bottleneck"]["resources"]} == {f"node0.ib{i}.in" for i in range(8)}
+
+
+@pytest.mark.parametrize("spec", ["ndv2:2", "dgx-a100:2", "fat-tree:4x4", "ring:5"])
+def test_changed_columns_are_links_changed_one_by_one(spec: str) -> None:
+    topology = load_topology(spec)
+    links, ports = tuple(topology.links), topology.ports
+    count = len(links)
+    for chosen in ({0, 1, 5}, set(range(count, count + len(ports), 3)), {0, count + len(ports) - 1}):
+        own = {e for e, link in enumerate(links) if e in chosen or any(
+            count + p in chosen and ports[p].beta_us_per_mb == link.beta_us_per_mb for p in link.ports
+        )}  # fmt: skip
+        assert tuple(faster(topology, chosen).links) == tuple(
+            replace(x, beta_us_per_mb=x.beta_us_per_mb / 2) if e in own else x for e, x in enumerate(links)
+        )
+    for kind in sorted({link.kind for link in links}):
+        assert tuple(quicker(topology, kind).links) == tuple(
+            replace(x, alpha_us=x.alpha_us / 2, occupancy_us=x.occupancy_us / 2) if x.kind == kind else x
+            for x in links
+        )
+
+
+def test_a_schedule_is_explained_without_its_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    topology, algorithm = broadcast_on_a_line()
+    file = tmp_path / "x.json"
+    file.write_text(write_native(algorithm, topology), "utf-8")
+
+    def lowered(*_: object) -> None:
+        raise AssertionError("lowered")
+
+    monkeypatch.setattr("taccl.synth.lower.lower_exact", lowered)
+    told = CliRunner().invoke(cli, ["explain", str(file)])
+    assert told.exit_code == 0 and "Certificate of the file" in told.stdout
 
 
 def exchange() -> Program:

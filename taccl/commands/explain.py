@@ -9,7 +9,9 @@ import click
 from taccl.commands.completion import topologies
 from taccl.commands.options import Size, print_json
 from taccl.program_file import (
+    NativeFile,
     collective_options,
+    open_native,
     open_proven,
     own_judgement,
     size_of,
@@ -43,13 +45,15 @@ def command(file: str, topology: str | None, size: int | None, as_json: bool, **
     from taccl.errors import UsageError
     from taccl.synth.explain import explain
 
-    opened = open_proven(file, options)
+    opened = open_native(file, options) or open_proven(file, options)
+    subject = opened.algorithm if isinstance(opened, NativeFile) else opened.program
+    collective = None if isinstance(opened, NativeFile) else opened.collective
     cluster = topology_of(opened, topology)
     size = size_of(opened, size)
     judgement = own_judgement(opened, cluster, size)
     bound = None if judgement is None else judgement.bound
     try:
-        explanation = explain(opened.algorithm or opened.program, cluster, size, opened.collective, bound)
+        explanation = explain(subject, cluster, size, collective, bound)
     except ValueError as error:
         raise UsageError(f"{file} on {cluster.name}: {error}") from error
     if as_json:
