@@ -20,6 +20,8 @@ from taccl.synth.bounds.compose import EXPLICIT_RANKS
 from taccl.synth.bounds.scale import scale_bound
 from taccl.synth.check_table import check_table
 from taccl.synth.cost import us
+from taccl.synth.forest.search import Effort as ForestEffort
+from taccl.synth.forest.search import forests, pays
 from taccl.synth.places import NAMED, Places
 from taccl.synth.symmetric.algorithm import SymmetricAlgorithm
 from taccl.synth.symmetric.search import COLLECTIVES as QUOTIENT_COLLECTIVES
@@ -32,9 +34,14 @@ COLLECTIVES = tuple(name for name in NAMED if name in QUOTIENT_COLLECTIVES)
 # A chunk shorter than this in bytes is not cut further.
 LEAST_CHUNK_BYTES = 4096
 PARTITIONS = (1, 2, 4, 8, 16)
+MOST_CUTS = 500  # where one rank has all data
 ENGINES = ("auto", "cp-sat", "greedy")
 # Chunks times destinations that are expanded and checked within the memory and time that people have.
 MOST_PAIRS = 1 << 24
+# Up to so many ranks trees of the fluid optimum are packed: their program looks at all pairs of ranks again and again.
+MOST_FOREST_RANKS = 256
+# Of a schedule that is packed so; its representatives are what takes time.
+MOST_MESSAGES = {True: 1 << 19, False: 1 << 14}  # every rank sends, one does
 # A finer cut must pay.
 WORTHWHILE = 0.995
 
@@ -71,6 +78,29 @@ def synthesise_at_scale(
     def out_of_time() -> bool:
         return stop() or time.monotonic() - began > request.time_limit_s
 
+    def take(partition: int, found: Found) -> None:
+        nonlocal best
+        if best is None or found.timing.time_fs < best[1].timing.time_fs:
+            best = (partition, found)
+            if on_progress:
+                elapsed = time.monotonic() - began
+                stage = f"{found.engine}, {partition} per block"
+                on_progress(Progress(elapsed, stage, us(found.timing.time_fs), us(free.time_fs)))
+
+    if not wanted and topology.ranks <= MOST_FOREST_RANKS:
+        whole = Fraction(request.size_bytes, _size_chunks(request.collective, topology.ranks, 1))
+        task = Task(
+            topology, links, request.collective, 1, whole, request.root, (), request.restrictions.symmetry,
+            request.batching,
+        )  # fmt: skip
+        most = max(1, int(whole) // LEAST_CHUNK_BYTES)
+        effort = ForestEffort(
+            most_messages=MOST_MESSAGES[_all_send(request.collective)],
+            most_cuts=PARTITIONS[-1] if _all_send(request.collective) else MOST_CUTS,
+        )
+        for partition, found in forests(task, most, effort, request.seed, out_of_time) if pays(task) else ():
+            take(partition, found)
+    now: int | None = None  # the best of a chunking
     for partition in (wanted,) if wanted else PARTITIONS:
         chunk_bytes = Fraction(
             request.size_bytes, _size_chunks(request.collective, topology.ranks, partition)
@@ -86,17 +116,13 @@ def synthesise_at_scale(
             topology, links, request.collective, partition, chunk_bytes, request.root,
             (), request.restrictions.symmetry, request.batching,
         )  # fmt: skip
-        before = best[1].timing.time_fs if best else None
+        before, now = now, None
         for found in search(task, floor_fs, _effort(request), request.seed, out_of_time):
-            if best is None or found.timing.time_fs < best[1].timing.time_fs:
-                best = (partition, found)
-                if on_progress:
-                    elapsed = time.monotonic() - began
-                    stage = f"{found.engine}, {partition} per block"
-                    on_progress(Progress(elapsed, stage, us(found.timing.time_fs), us(free.time_fs)))
-        if best is None or best[1].timing.time_fs <= target_fs or out_of_time():
+            now = found.timing.time_fs
+            take(partition, found)
+        if best is None or now is None or best[1].timing.time_fs <= target_fs or out_of_time():
             break
-        if before is not None and best[1].timing.time_fs > WORTHWHILE * before:
+        if before is not None and now > WORTHWHILE * before:
             break
     if best is None:
         if stop():
@@ -126,12 +152,17 @@ def _check(request: Request) -> None:
         raise UsageError(f"root {request.root}: the ranks of {request.topology.name} are 0..{last}")
     request.topology.check()
     n, wanted = request.topology.ranks, request.partition or request.restrictions.partition or 1
-    blocks = n if request.collective in ("allgather", "reducescatter", "allreduce", "alltoall") else 1
+    blocks = n if _all_send(request.collective) else 1
     if blocks * (n - 1) * wanted > MOST_PAIRS:
         raise UsageError(
             f"{request.collective} on {n} ranks with --partition {wanted}: more than {MOST_PAIRS} (chunk, destination) "
             f"pairs; --partition may be up to {MOST_PAIRS // (blocks * (n - 1))} here"
         )
+
+
+def _all_send(collective: str) -> bool:
+    """Whether every rank has a block of its own, so that a cut multiplies by the ranks."""
+    return collective in ("allgather", "reducescatter", "allreduce", "alltoall")
 
 
 def _effort(request: Request) -> Effort:

@@ -179,7 +179,7 @@ def test_a_broadcast_flows_as_fast_as_the_narrowest_cut_lets_it(
         graph.add_edge(link.src, link.dst, capacity=old + rate)
     worst = min(nx.maximum_flow_value(graph, root, v) for v in range(topology.ranks) if v != root)
     assert optima[-1].exact
-    assert optima[-1].time / 1e9 == pytest.approx(1.0 / worst, rel=1e-6)
+    assert 1.0 / worst <= optima[-1].time / 1e9 * (1 + 1e-9) <= 1.002 / worst
     for shallower, deeper in itertools.pairwise(optima):
         assert deeper.time <= shallower.time * (1 + 1e-9)
     for forest in optima:

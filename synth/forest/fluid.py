@@ -28,9 +28,17 @@ Floats = NDArray[np.float64]
 # A column that promises less than this fraction of the optimum is rounding.
 SLACK = 1e-7
 MOST_ROUNDS = 200
+# This near to what dual prices prove is exact; ends a search that has gained less than TAIL in PATIENCE rounds.
+EXACT = 1e-3
+TAIL = 2e-3
+PATIENCE = 8
 # Trees that the optimum does not use, but that may go better with whole chunks: how many, and how near to the optimum.
 MOST_OTHERS = 200
 NEARLY = 0.02
+NOISE = 0.02
+# With so few families of trees all ways to leave the root are looked at.
+FEW_SIDES = 2
+MOST_FIRST = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +75,7 @@ class Forest:
     trees: tuple[Tree, ...]
     shares: tuple[float, ...]
     time: float  # of the fullest resource, in the unit of the holds
-    exact: bool  # no tree of any depth would do better
+    exact: bool  # no trees of any depth would do noticeably better
     others: tuple[Tree, ...] = ()  # trees that would do nearly as well
 
 
@@ -105,6 +113,7 @@ class _Program:
         self, sides: Sequence[Side], weights: Sequence[int], total: int, free: bool, holds: Floats
     ) -> None:
         self.sides = sides
+        self.weights, self.total, self.free = weights, total, free
         self.unit = float(holds.max()) or 1.0
         self.holds = holds / self.unit
         self.solver = solver = linear_solver()
@@ -139,35 +148,82 @@ class _Program:
                 return None
         best = float("inf")
         shares: list[float] = []
-        added = True
+        exact = False
+        history: list[float] = []
         for _ in range(MOST_ROUNDS):
             if self.solver.Solve() != pywraplp.Solver.OPTIMAL:
                 return None
             prices = np.array([max(0.0, -row.dual_value()) for row in self.capacity])
             best = self.solver.Objective().Value()
+            history.append(best)
             worths = [row.dual_value() for row in self.share]
             shares = [column.solution_value() for column in self.columns]
             # All is read before a column is added: the solver forgets its answer then.
+            exact = best <= self._least(prices) * (1 + EXACT)
+            if exact or should_stop():
+                break
+            if len(history) > PATIENCE and best > history[-1 - PATIENCE] * (1 - TAIL):
+                break
             added = False
             for side, worth in enumerate(worths):
                 added |= self._add(side, prices, depth, any_depth, draw, worth - SLACK * best)
-            if not added or should_stop():
+            if not added:
                 break
         known = list(zip(self.trees, shares, strict=False))
         kept = [(t, share) for t, share in known if share > 1e-9]
-        spare = [
-            (sum(prices[r] * hold for r, hold in t.load) - worths[t.side], i)
-            for i, (t, share) in enumerate(known)
-            if share <= 1e-9 and t.depth <= depth
-        ]
-        others = tuple(self.trees[i] for paid, i in sorted(spare)[:MOST_OTHERS] if paid <= NEARLY * best)
+        spare = [t for t, share in known if share <= 1e-9 and t.depth <= depth]
+        others = self._nearly_as_good([*spare, *self._varied(prices, depth, draw)], prices, worths, best)
         return Forest(
             tuple(t for t, _ in kept),
             tuple(s for _, s in kept),
             best * self.unit,
-            any_depth and not added,
+            exact,
             others,
         )
+
+    def _least(self, prices: Floats) -> float:
+        """What no trees, however deep, can go below: they cost at least so much at any prices of resources."""
+        dual = np.zeros(len(self.weights))
+        for number, side in enumerate(self.sides):
+            cost, _ = self.pairs[number].costs(self.holds @ prices)
+            if side.target >= 0:
+                paths, _ = cheapest_paths(cost, side.root, len(cost) - 1)
+                dual[side.group] += paths[-1, side.target]
+                continue
+            parents = cheapest(cost, side.root)
+            assert parents is not None
+            reached = np.flatnonzero(parents >= 0)
+            dual[side.group] += cost[parents[reached], reached].sum()
+        whole = float(prices.sum()) or 1.0
+        if self.free:
+            return float((dual / np.array(self.weights)).min()) * self.total / whole
+        return float(dual.sum()) / whole
+
+    def _varied(self, prices: Floats, depth: int, draw: random.Random) -> list[Tree]:
+        """Trees that cost little and differ from one another: where links cost the same there are very many."""
+        found: list[Tree] = []
+        for number, side in enumerate(self.sides):
+            if side.target >= 0:
+                continue
+            cost, via = self.pairs[number].costs(self.holds @ prices)
+            usual = float(cost[np.isfinite(cost)].mean())
+            for _ in range(MOST_OTHERS // len(self.sides)):
+                noise = np.random.default_rng(draw.getrandbits(32)).random(cost.shape)
+                parents = shallow(cost + NOISE * usual * noise, side.root, depth)
+                if parents is not None:
+                    before = {rank: p for rank, p in enumerate(parents.tolist()) if rank != side.root}
+                    found.append(_tree(number, side, before, via, self.holds))
+        return found
+
+    def _nearly_as_good(
+        self, trees: Sequence[Tree], prices: Floats, worths: Sequence[float], best: float
+    ) -> tuple[Tree, ...]:
+        paid: dict[tuple[int, tuple[int, ...]], tuple[float, int]] = {}
+        for place, tree in enumerate(trees):
+            extra = sum(prices[r] * hold for r, hold in tree.load) - worths[tree.side]
+            if extra <= NEARLY * best:
+                paid.setdefault((tree.side, tree.links), (extra, place))
+        return tuple(trees[place] for _, place in sorted(paid.values())[:MOST_OTHERS])
 
     def _add(
         self, side: int, prices: Floats, depth: int, any_depth: bool, draw: random.Random, below: float | None
@@ -177,7 +233,10 @@ class _Program:
         if self.sides[side].target >= 0:
             found = _ways(self.sides[side], cost, depth)
         else:
-            found = _spanning(cost, self.sides[side].root, depth, any_depth, draw)
+            root = self.sides[side].root
+            found = _spanning(cost, root, depth, any_depth, draw)
+            if len(self.sides) <= FEW_SIDES:
+                found += _by_first_link(cost, root, depth, draw)
         added = False
         for parents in found:
             tree = _tree(side, self.sides[side], parents, via, self.holds)
@@ -240,6 +299,20 @@ def _spanning(
         for parents in found
         if parents is not None
     ]
+
+
+def _by_first_link(cost: Floats, root: int, depth: int, draw: random.Random) -> list[dict[int, int]]:
+    """For ranks that the root can send to, a tree in which it sends to no other: what relieves the root itself."""
+    found = []
+    firsts = np.flatnonzero(np.isfinite(cost[root])).tolist()
+    for first in firsts if len(firsts) <= MOST_FIRST else sorted(draw.sample(firsts, MOST_FIRST)):
+        single = cost.copy()
+        single[root] = np.inf
+        single[root, first] = cost[root, first]
+        parents = shallow(single, root, depth)
+        if parents is not None:
+            found.append({rank: before for rank, before in enumerate(parents.tolist()) if rank != root})
+    return found
 
 
 def _ways(side: Side, cost: Floats, depth: int) -> list[dict[int, int]]:

@@ -30,6 +30,10 @@ ENGINE = "forest"
 Usable = Callable[[tuple[int, ...], bool], NDArray[np.bool_]]
 # Deeper trees must carry this fraction more.
 WORTHWHILE = 0.002
+# Beyond so many ranks each limit on depth takes seconds, and the least never carry much.
+FEW_RANKS = 32
+# A block whose transit is shorter than so many alphas is not worth trees of its own.
+LONG_BLOCK = 4
 # Up to so many ranks an allreduce gives up symmetry for the choice of how much each rank sums up.
 MOST_FREE_RANKS = 32
 
@@ -39,6 +43,7 @@ class Effort:
     """How much is tried."""
 
     most_messages: int = 4_000  # of one schedule on the whole machine
+    most_cuts: int = 1_000  # chunks a block
     most_even: int = 16  # chunks a block for which trees that need no rounding are sought
     deterministic_s: float = 0.02  # of CP-SAT, for each rounding
 
@@ -67,6 +72,12 @@ def forests(
         yield from _forests(task, whole, True, most, effort, seed, should_stop, None)
 
 
+def pays(task: Task) -> bool:
+    """Whether blocks take longer than the alpha of their messages on some link, so that load decides."""
+    priced = prices(task.topology, task.links, task.chunk_bytes)
+    return bool((priced.chunk_fs > LONG_BLOCK * priced.alpha_fs).any())
+
+
 def _forests(
     task: Task,
     symmetry: Quotient,
@@ -81,7 +92,7 @@ def _forests(
     block = instance(task.topology, task.links, symmetry, priced)
     names, sides = _sides(task, block, usable)
     least = sum(2 if side.target >= 0 else block.ranks - 1 for side in sides) * symmetry.group.order
-    finest = max(1, effort.most_messages // max(1, least))
+    finest = max(1, min(effort.most_cuts, effort.most_messages // max(1, least)))
     cuts = [-most] if most < 0 else grid(1, min(most, finest) if most else finest)
     holds = _holds(block, _nominal(block, cuts))
     weights = [1] * len(names)
@@ -89,7 +100,7 @@ def _forests(
     best_fs: int | None = None
     for forest in _different(optima):
         plans = [(forest, cuts)]
-        if most >= 0:
+        if most >= 0 and not should_stop():
             even = evened(block, sides, forest, free, min(effort.most_even, cuts[-1]), effort.deterministic_s)
             if even is not None:
                 plans.append((even[1], grid(even[0], cuts[-1])))
@@ -198,7 +209,7 @@ def _sides(task: Task, inst: Instance, usable: Usable | None) -> tuple[list[tupl
 
 def _depths(ranks: int) -> list[int]:
     depths = []
-    depth = 1
+    depth = 1 if ranks <= FEW_RANKS else 4
     while depth < ranks - 1:
         depths.append(depth)
         depth = max(depth + 1, depth * 3 // 2)
