@@ -19,6 +19,7 @@ from taccl.sketches.restrictions import Permutation, Restrictions
 from taccl.synth.candidates import Candidate, best_timing, complete, obeys
 from taccl.synth.check_algorithm import check_algorithm
 from taccl.synth.collective import Collective, refined
+from taccl.synth.cost import Costs
 from taccl.synth.engines.greedy import Taste, funnelled, greedy, tastes
 from taccl.synth.forest.search import COLLECTIVES as FOREST_COLLECTIVES
 from taccl.synth.forest.search import Effort as ForestEffort
@@ -106,6 +107,8 @@ class Search:
         """Time transfers; remember them when they obey the sketch. Returns the candidate if acceptable."""
         if not complete(self.topology, p.collective, transfers):
             return None
+        if self.best is not None and _fullest(p.costs, transfers) >= self.best.time_fs:
+            return None  # in whatever order, and with whatever company, they would be no better
         self.timed += len(transfers)
         if not self.batching and any(t.after is None and len(t.chunks) > 1 for t in transfers):
             transfers = _one_chunk_each(transfers)
@@ -364,6 +367,15 @@ def _usable(p: Problem) -> Callable[[tuple[int, ...], bool], NDArray[np.bool_]]:
         return mask
 
     return usable
+
+
+def _fullest(costs: Costs, transfers: Sequence[Transfer]) -> int:
+    """How long the fullest resource is held by the chunks alone, without what each message costs."""
+    load = [0] * costs.resources
+    for transfer in transfers:
+        for resource, per_chunk in costs.holds[transfer.link]:
+            load[resource] += per_chunk * len(transfer.chunks)
+    return max(load, default=0)
 
 
 def _hops(p: Problem) -> int:

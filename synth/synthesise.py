@@ -29,6 +29,7 @@ from taccl.synth.cost import costs, us
 from taccl.synth.engines import BASELINES, Inapplicable
 from taccl.synth.engines.exchange import exchanging_allreduce
 from taccl.synth.engines.rooted import rooted_allreduce
+from taccl.synth.schedule import as_transfers
 from taccl.synth.search import Search
 from taccl.synth.symmetric.search import COLLECTIVES
 
@@ -38,6 +39,8 @@ ENGINES = ("auto", "cp-sat", "greedy", *BASELINES)
 DETERMINISTIC_PER_WALL = 0.1
 # Likewise for the local search: so many hops are retimed per second of the limit, whatever the clock says.
 HOPS_PER_WALL = 1_000
+# Of an allreduce's limit, for the seeds of each of its halves on their own.
+HALF_SHARE = 0.15
 # Chunks times destinations beyond which seeds alone take minutes.
 MOST_PAIRS = 50_000
 # Times within this relative distance of a bound are called optimal: durations are whole femtoseconds, bounds
@@ -249,42 +252,83 @@ def _ladder(request: Request, make: Callable[[int], Collective]) -> list[int]:
 
 
 def _seeds(search: Search, request: Request, ladder: list[int]) -> None:
-    """Baselines and greedy at every chunking; the most promising are cut finer as long as that pays."""
+    """Forests, baselines and greedy trees at every chunking; the best are cut finer as long as that pays."""
     names = [request.engine] if request.engine in BASELINES else list(BASELINES)
-    if request.engine == "greedy":
-        names = []
-    if request.engine in ("auto", "cp-sat") and len(ladder) > 1 - search.fixed_partition:
-        fixed = ladder[0] if search.fixed_partition else None
-        search.forest(request.collective, request.root, _pairs(request), fixed)
-    for partition in ladder:
-        if search.seeds_spent():
+    if request.engine in ("auto", "cp-sat"):
+        if request.collective == "allreduce":
+            _joined(search, request, ladder)
+        if len(ladder) > 1 - search.fixed_partition:
+            fixed = ladder[0] if search.fixed_partition else None
+            search.forest(request.collective, request.root, _pairs(request), fixed)
+    if request.engine != "greedy":
+        _baselines(search, request, names, ladder)
+    for partition in ladder if request.engine in ("auto", "cp-sat", "greedy") else ():
+        if search.seeds_spent() or (search.best is not None and search.finished()):
             break
         p = search.problem(partition)
+        if request.collective in COLLECTIVES:
+            search.quotient(request.collective, p, request.root, _pairs(request))
+        search.greedy(p, 8)
+        if request.collective == "allreduce" and partition == ladder[0]:
+            for transfers in rooted_allreduce(
+                request.topology, p.collective, request.size_bytes, request.restrictions, 2, request.seed
+            ):
+                search.offer("greedy", p, transfers)
+            for transfers in exchanging_allreduce(
+                request.topology, p.collective, request.size_bytes, request.restrictions, request.seed
+            ):
+                search.offer("greedy", p, transfers)
+    ranked = sorted(search.best_of.values(), key=lambda c: (c.time_fs, c.collective.partition))
+    for candidate in ranked[:3]:
+        if not search.finished():
+            search.pipeline(candidate, candidate.engine)
+
+
+def _baselines(search: Search, request: Request, names: list[str], ladder: list[int]) -> None:
+    """Each baseline at every chunking, and its best three cut finer: what it would get if it were asked for alone."""
+    found: dict[str, list[Candidate]] = {name: [] for name in names}
+    for partition in ladder:
+        p = search.problem(partition)
         for name in names:
-            if search.best is not None and search.finished():
+            if search.seeds_spent() or (search.best is not None and search.finished()):
                 return
             try:
                 transfers = BASELINES[name](request.topology, p.collective)
             except Inapplicable:
                 continue
-            search.offer(name, p, transfers)
-        if request.engine in ("auto", "cp-sat", "greedy"):
-            if request.collective in COLLECTIVES:
-                search.quotient(request.collective, p, request.root, _pairs(request))
-            search.greedy(p, 8)
-            if request.collective == "allreduce" and partition == ladder[0]:
-                for transfers in rooted_allreduce(
-                    request.topology, p.collective, request.size_bytes, request.restrictions, 2, request.seed
-                ):
-                    search.offer("greedy", p, transfers)
-                for transfers in exchanging_allreduce(
-                    request.topology, p.collective, request.size_bytes, request.restrictions, request.seed
-                ):
-                    search.offer("greedy", p, transfers)
-    ranked = sorted(search.best_of.values(), key=lambda c: (c.time_fs, c.collective.partition))
-    for candidate in ranked[:3]:
-        if not search.finished():
-            search.pipeline(candidate, candidate.engine)
+            candidate = search.offer(name, p, transfers)
+            if candidate is not None:
+                found[name].append(candidate)
+    for name in names:
+        for candidate in sorted(found[name], key=lambda c: (c.time_fs, c.collective.partition))[:3]:
+            if not (search.seeds_spent() or search.finished()):
+                search.pipeline(candidate, name)
+
+
+def _joined(search: Search, request: Request, ladder: list[int]) -> None:
+    """An allreduce as a reduce-scatter and an allgather, each the best that its own seeds find at a chunking."""
+    halves = []
+    for name in ("reducescatter", "allgather"):
+        part = replace(request, collective=name)
+        half = replace(
+            search,
+            build=_builder(part),
+            lower_fs=0,
+            budget_s=search.budget_s * HALF_SHARE,
+            began=time.monotonic(),
+            report=lambda stage, best_fs: None,
+            best=None,
+            best_of={},
+            bounds={},
+            timed=0,
+        )
+        _seeds(half, part, ladder)
+        halves.append(half)
+    for partition in ladder:
+        found = [half.best_of.get(partition) for half in halves]
+        if all(found):
+            transfers = [t for candidate in found if candidate for t in as_transfers(candidate.messages)]
+            search.offer("joined", search.problem(partition), transfers)
 
 
 def _pairs(request: Request) -> tuple[tuple[int, int], ...]:
