@@ -101,6 +101,11 @@ PROTOCOLS = ("Simple", "LL", "LL128")
     "--workers", type=click.IntRange(1, 256), default=2, show_default=True, help="Threads of the solver."
 )
 @click.option(
+    "--sweep",
+    metavar="SIZES",
+    help="Many sizes at once: 1KB:1GB, 1KB:1GB:2 (every twofold) or 1KB,1MB; -o is a folder then.",
+)
+@click.option(
     "--check-up-to-date", is_flag=True, help="Write nothing; fail if FILE is not what would be made."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON document.")
@@ -112,15 +117,22 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     far (exit code 130); a second Ctrl-C gives up.
 
         taccl synth --topology ndv2:1 --collective allgather --size 1MB -o allgather.xml
+
+    --sweep makes the programs that are the quickest somewhere among many sizes, each with the range of sizes
+    (minBytes, maxBytes) where it is:
+
+        taccl synth --topology ndv2:1 --collective allgather --sweep 1KB:1GB -o allgather
     """
     from taccl.produce import Order, document, produce, suffix_of
 
-    output = options["output"]
-    if output is not None:
+    output, sizes = options["output"], options["sweep"]
+    if sizes is not None and (options["size"] is not None or options["check_up_to_date"]):
+        raise UsageError("--sweep goes with neither --size nor --check-up-to-date")
+    if output is not None and sizes is None:
         suffix_of(output)
         if not options["check_up_to_date"]:
             check_output(output)
-    if output == "-" and options["as_json"]:
+    if output == "-" and options["as_json"] and sizes is None:
         raise UsageError("-o - and --json both want stdout; write the algorithm to a file")
     if options["check_up_to_date"] and output in (None, "-"):
         raise UsageError("--check-up-to-date needs -o FILE, the file to compare")
@@ -144,8 +156,18 @@ def command(ctx: click.Context, /, **options: Any) -> None:
         batching=options["batching"],
     )
     _check_together(options)
+    progress = _progress if sys.stderr.isatty() else None
+    if sizes is not None:
+        from taccl.commands.synth_sweep import run_sweep
+
+        with _Interruption() as interruption:
+            run_sweep(order, sizes, output, options["as_json"], progress, interruption.asked)
+        if interruption.asked():
+            click.echo("taccl: interrupted: the sizes so far are the sweep", err=True)
+            ctx.exit(130)
+        return
     with _Interruption() as interruption:
-        product = produce(order, _progress if sys.stderr.isatty() else None, interruption.asked)
+        product = produce(order, progress, interruption.asked)
     for warning in product.warnings:
         click.echo(f"taccl: warning: {warning}", err=True)
     if options["check_up_to_date"]:
