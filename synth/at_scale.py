@@ -41,7 +41,7 @@ MOST_PAIRS = 1 << 24
 # Up to so many ranks trees of the fluid optimum are packed: their program looks at all pairs of ranks again and again.
 MOST_FOREST_RANKS = 256
 # Of a schedule that is packed so; its representatives are what takes time.
-MOST_MESSAGES = {True: 1 << 19, False: 1 << 14}  # every rank sends, one does
+MOST_MESSAGES = {True: 1 << 19, False: 1 << 15}  # every rank sends, one does
 # A finer cut must pay.
 WORTHWHILE = 0.995
 

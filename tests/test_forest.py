@@ -22,7 +22,7 @@ from taccl.synth.forest.arborescence import cheapest, shallow
 from taccl.synth.forest.fluid import Side, fluid_optima
 from taccl.synth.forest.path import cheapest_paths, nodes_of
 from taccl.synth.forest.rounding import evened, whole_chunks
-from taccl.synth.forest.search import COLLECTIVES, Effort, forests, grid
+from taccl.synth.forest.search import COLLECTIVES, Effort, forests, grid, hung_on_the_root
 from taccl.synth.message_table import messages_of
 from taccl.synth.symmetric.instance import Instance, instance
 from taccl.synth.symmetric.prices import prices
@@ -258,3 +258,23 @@ def test_the_grid_of_chunkings_widens() -> None:
     steps = grid(3, 200)
     assert steps[:4] == [3, 6, 9, 12] and steps[-1] <= 200
     assert all(b - a >= 3 for a, b in itertools.pairwise(steps))
+
+
+@pytest.mark.parametrize("name", ["broadcast", "reduce"])
+@pytest.mark.parametrize("root", [0, 5])
+def test_trees_of_an_allgather_hung_on_one_root_span(name: str, root: int) -> None:
+    topology = load_topology("dgx-a100:2")
+    links = link_table(topology)
+    task = Task(topology, links, name, 1, Fraction(10**8), root)
+    hung = hung_on_the_root(task, at_block(topology, 10**8), [1, 2, 4], 0, lambda: False)
+    assert len(hung[-1]) == topology.ranks
+    ends = {(x.src, x.dst) if name == "broadcast" else (x.dst, x.src) for x in topology.links}
+    for images in hung:
+        for before in images:
+            assert set(before) == set(range(topology.ranks)) - {root}
+            for node in before:
+                steps = 0
+                while node != root:
+                    assert (before[node], node) in ends
+                    node, steps = before[node], steps + 1
+                    assert steps < topology.ranks

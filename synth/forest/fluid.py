@@ -88,13 +88,15 @@ def fluid_optima(
     depths: Sequence[int],
     seed: int,
     should_stop: Callable[[], bool],
+    first: Sequence[dict[int, int]] = (),
 ) -> list[Forest]:
     """The optimum for each limit on depth, ascending; a limit at which some root reaches nobody is left out.
 
     weights: per group how many roots it stands for; total: what the groups' amounts times weights add up to (free), or
-    each group carries 1. holds: [lane, resource] how long a block over a link of the lane holds it.
+    each group carries 1. holds: [lane, resource] how long a block over a link of the lane holds it. first: trees of the
+    first side to start with, each as the rank before every rank.
     """
-    program = _Program(sides, weights, total, free, holds)
+    program = _Program(sides, weights, total, free, holds, first)
     optima: list[Forest] = []
     for depth in depths:
         solved = program.solve(depth, random.Random(seed), should_stop)
@@ -106,13 +108,30 @@ def fluid_optima(
     return optima
 
 
+def evenly(side: Side, parents: Sequence[dict[int, int]], holds: Floats) -> Forest:
+    """The same share for each of these trees of the only side."""
+    _, via = _Pairs(side).costs(holds.sum(axis=1))
+    trees = tuple(_tree(0, side, before, via, holds) for before in parents)
+    load = np.zeros(holds.shape[1])
+    for tree in trees:
+        for resource, hold in tree.load:
+            load[resource] += hold / len(trees)
+    return Forest(trees, (1.0 / len(trees),) * len(trees), float(load.max()), False)
+
+
 class _Program:
     """The program with the columns found so far; grows while limits on depth are raised."""
 
     def __init__(
-        self, sides: Sequence[Side], weights: Sequence[int], total: int, free: bool, holds: Floats
+        self,
+        sides: Sequence[Side],
+        weights: Sequence[int],
+        total: int,
+        free: bool,
+        holds: Floats,
+        first: Sequence[dict[int, int]],
     ) -> None:
-        self.sides = sides
+        self.sides, self.first = sides, first
         self.weights, self.total, self.free = weights, total, free
         self.unit = float(holds.max()) or 1.0
         self.holds = holds / self.unit
@@ -146,6 +165,12 @@ class _Program:
         for side in range(len(self.sides)):
             if not self._add(side, flat, depth, any_depth, draw, None):
                 return None
+        if self.first:
+            _, via = self.pairs[0].costs(self.holds @ flat)
+            for parents in self.first:
+                tree = _tree(0, self.sides[0], parents, via, self.holds)
+                if tree.depth <= depth:
+                    self._take(tree)
         best = float("inf")
         shares: list[float] = []
         exact = False
@@ -240,20 +265,22 @@ class _Program:
         added = False
         for parents in found:
             tree = _tree(side, self.sides[side], parents, via, self.holds)
-            if (side, tree.links) in self.known:
-                added |= below is None
-                continue
-            if below is not None and sum(prices[r] * hold for r, hold in tree.load) >= below:
-                continue
-            added = True
-            self.known.add((side, tree.links))
-            column = self.solver.NumVar(0, self.solver.infinity(), "")
-            self.share[side].SetCoefficient(column, 1)
-            for r, hold in tree.load:
-                self.capacity[r].SetCoefficient(column, hold)
-            self.trees.append(tree)
-            self.columns.append(column)
+            if below is None or sum(prices[r] * hold for r, hold in tree.load) < below:
+                added |= self._take(tree) or below is None
         return added
+
+    def _take(self, tree: Tree) -> bool:
+        """A new column; returns whether it was new."""
+        if (tree.side, tree.links) in self.known:
+            return False
+        self.known.add((tree.side, tree.links))
+        column = self.solver.NumVar(0, self.solver.infinity(), "")
+        self.share[tree.side].SetCoefficient(column, 1)
+        for r, hold in tree.load:
+            self.capacity[r].SetCoefficient(column, hold)
+        self.trees.append(tree)
+        self.columns.append(column)
+        return True
 
 
 class _Pairs:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from taccl.synth.forest.fluid import Floats, Forest, Side, fluid_optima
+from taccl.synth.forest.fluid import Floats, Forest, Side, evenly, fluid_optima
 from taccl.synth.forest.pipeline import piped
+from taccl.synth.forest.rerooted import rerooted
 from taccl.synth.forest.rounding import evened, whole_chunks
 from taccl.synth.symmetric.hops import ChunkOf
 from taccl.synth.symmetric.instance import Instance, instance
@@ -24,13 +25,16 @@ from taccl.synth.symmetric.search import PAIRED, SPREADING, Found, Task, block_o
 from taccl.synth.symmetric.solve import turned_instance
 
 COLLECTIVES = (*SPREADING, *PAIRED, "broadcast", "reduce")
+# The collective of all ranks whose trees serve one root as well.
+SAME_TREES = {"broadcast": "allgather", "reduce": "reducescatter"}
 # Those in which all ranks do alike.
 SYMMETRIC = (*SPREADING, "alltoall")
 ENGINE = "forest"
 Usable = Callable[[tuple[int, ...], bool], NDArray[np.bool_]]
 # Deeper trees must carry this fraction more.
 WORTHWHILE = 0.002
-# Beyond so many ranks each limit on depth takes seconds, and the least never carry much.
+# Beyond so many ranks each limit on depth takes seconds, and the least never carry much; nor does a cut into few chunks
+# without rounding exist.
 FEW_RANKS = 32
 # A block whose transit is shorter than so many alphas is not worth trees of its own.
 LONG_BLOCK = 4
@@ -96,11 +100,20 @@ def _forests(
     cuts = [-most] if most < 0 else grid(1, min(most, finest) if most else finest)
     holds = _holds(block, _nominal(block, cuts))
     weights = [1] * len(names)
-    optima = fluid_optima(sides, weights, len(names), free, holds, _depths(block.ranks), seed, should_stop)
+    first: list[list[dict[int, int]]] = []
+    if task.collective in SAME_TREES and usable is None:
+        first = hung_on_the_root(task, block, cuts, seed, should_stop)
+    hung = [parents for images in first for parents in images]
+    depths = _depths(block.ranks)
+    optima = fluid_optima(sides, weights, len(names), free, holds, depths, seed, should_stop, hung)
     best_fs: int | None = None
-    for forest in _different(optima):
+    evens = [evenly(sides[0], images, holds) for images in first if most >= 0 and len(images) <= cuts[-1]]
+    evens.sort(key=lambda forest: -forest.time)
+    for forest in [*_different(optima), *_different(evens)]:
         plans = [(forest, cuts)]
-        if most >= 0 and not should_stop():
+        if forest in evens:
+            plans = [(forest, grid(len(forest.trees), cuts[-1]))]
+        elif most >= 0 and block.ranks <= FEW_RANKS and not should_stop():
             even = evened(block, sides, forest, free, min(effort.most_even, cuts[-1]), effort.deterministic_s)
             if even is not None:
                 plans.append((even[1], grid(even[0], cuts[-1])))
@@ -113,6 +126,27 @@ def _forests(
                 yield k, made
             if should_stop():
                 return
+
+
+def hung_on_the_root(
+    task: Task, block: Instance, cuts: Sequence[int], seed: int, should_stop: Callable[[], bool]
+) -> list[list[dict[int, int]]]:
+    """The trees of the collective in which every rank is a root, hung on the task's root, with their images."""
+    symmetry = quotient(task.topology, task.links, task.generators)
+    if symmetry.group.order == 1:
+        return []
+    every = replace(task, collective=SAME_TREES[task.collective])
+    alike = instance(task.topology, task.links, symmetry, block.prices)
+    names, sides = _sides(every, alike, None)
+    holds = _holds(alike, _nominal(alike, cuts))
+    weights = [1] * len(names)
+    optima = fluid_optima(sides, weights, len(names), False, holds, _depths(alike.ranks), seed, should_stop)
+    cost = np.full((block.ranks, block.ranks), np.inf)
+    links = sides[0].inst.links
+    np.minimum.at(cost, (links.src, links.dst), np.array(alike.lane_transit_fs, float)[alike.lane])
+    trees = [tree for forest in optima for tree in forest.trees]
+    hung = [rerooted([tree], sides, symmetry.group, cost, task.root) for tree in trees]
+    return [images for images in hung if images]
 
 
 def _climb(
