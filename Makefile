@@ -10,7 +10,7 @@ READY := $(VENV)/.taccl-ready
 # mpiexec comes with the MPI wheel and lies in the environment too.
 export PATH := $(BIN):$(PATH)
 
-.PHONY: demo test lint docs bench bench-scale clean
+.PHONY: demo test lint docs bench bench-scale bench-published clean
 
 demo: $(READY)
 	taccl demo -o demo-out
@@ -37,6 +37,10 @@ bench: $(READY)
 # Prints the table "At scale" of docs/benchmarks.md; about ten minutes. BENCH="80 1024" asks for some groups only.
 bench-scale: $(READY)
 	@python docs/benchmarks_scale.py $(BENCH)
+
+# Prints the table "Published figures" of docs/benchmarks.md; about five minutes. BENCH="tacos te-ccl" asks for some tools.
+bench-published: $(READY)
+	@python docs/benchmarks_published.py $(BENCH)
 
 clean:
 	rm -rf build demo-out $(VENV)
