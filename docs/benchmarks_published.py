@@ -17,6 +17,8 @@ from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parent / "topologies" / "published"
 MB, GB, GIB = 10**6, 10**9, 2**30
+SINGLE = ("--partition", "1", "--no-batching")
+FOUR = ("--partition", "4", "--no-batching")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +62,9 @@ CASES = (
     Case("TACCL", "dgx2:2", "allgather", 32 * 1000, ("-s", "dgx2-sk-2"), "17.7 us", "-"),
     Case("TE-CCL", _own("teccl-dgx2"), "alltoall", GB, (), "80500 us", "1590 s"),
     Case("TE-CCL", _own("teccl-ndv2"), "allgather", GB, (), "65000 us", "222 s"),
-    Case("TACOS", _own("tacos-torus-8x8"), "allgather", GIB, ("--partition", "1", "--no-batching"), "5321 us", "-"),
-    Case("TACOS", _own("tacos-torus-8x8"), "allgather", GIB, ("--partition", "4", "--no-batching"), "5032 us", "-"),
-    Case("TACOS", _own("tacos-torus-32x32"), "allgather", GIB, ("--partition", "1", "--no-batching"), "5168 us", "106 s"),
+    Case("TACOS", _own("tacos-torus-8x8"), "allgather", GIB, SINGLE, "5321 us", "-"),
+    Case("TACOS", _own("tacos-torus-8x8"), "allgather", GIB, FOUR, "5032 us", "-"),
+    Case("TACOS", _own("tacos-torus-32x32"), "allgather", GIB, SINGLE, "5168 us", "106 s"),
     Case("ForestColl", _own("forestcoll-a100"), "allgather", GB, (), "346.67 GB/s", "-"),
     Case("ForestColl", _own("forestcoll-ndv2"), "allgather", GB, (), "171.43 GB/s", "-"),
 )
