@@ -7,6 +7,7 @@ model starts from the best schedule so far, and no answer is worse than any seed
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -30,7 +31,7 @@ from taccl.synth.engines import BASELINES, Inapplicable
 from taccl.synth.engines.exchange import exchanging_allreduce
 from taccl.synth.engines.rooted import rooted_allreduce
 from taccl.synth.schedule import as_transfers
-from taccl.synth.search import Search
+from taccl.synth.search import MOST_MESSAGES, Search
 from taccl.synth.symmetric.search import COLLECTIVES
 
 ENGINES = ("auto", "cp-sat", "greedy", *BASELINES)
@@ -39,6 +40,8 @@ ENGINES = ("auto", "cp-sat", "greedy", *BASELINES)
 DETERMINISTIC_PER_WALL = 0.1
 # Likewise for the local search: so many hops are retimed per second of the limit, whatever the clock says.
 HOPS_PER_WALL = 1_000
+# Baselines whose routes depend on the number of chunks, so that a finer cut is not a cut of the same routes.
+BY_ROUNDS = ("circulant",)
 # Of an allreduce's limit, for the seeds of each of its halves on their own.
 HALF_SHARE = 0.15
 # Chunks times destinations beyond which seeds alone take minutes.
@@ -287,9 +290,10 @@ def _seeds(search: Search, request: Request, ladder: list[int]) -> None:
 def _baselines(search: Search, request: Request, names: list[str], ladder: list[int]) -> None:
     """Each baseline at every chunking, and its best three cut finer: what it would get if it were asked for alone."""
     found: dict[str, list[Candidate]] = {name: [] for name in names}
-    for partition in ladder:
+    finer = [] if search.fixed_partition or len(ladder) == 1 else _rounds_of(search, request)
+    for partition in [*ladder, *finer]:
         p = search.problem(partition)
-        for name in names:
+        for name in names if partition in ladder else [n for n in names if n in BY_ROUNDS]:
             if search.seeds_spent() or (search.best is not None and search.finished()):
                 return
             try:
@@ -303,6 +307,19 @@ def _baselines(search: Search, request: Request, names: list[str], ladder: list[
         for candidate in sorted(found[name], key=lambda c: (c.time_fs, c.collective.partition))[:3]:
             if not (search.seeds_spent() or search.finished()):
                 search.pipeline(candidate, name)
+
+
+def _rounds_of(search: Search, request: Request) -> list[int]:
+    """Chunks a block that suit k - 1 + log2 n rounds of one chunk each: where another round's alpha is worth it."""
+    p = search.problem(1)
+    alpha = max(1, min(p.costs.occupancy_fs, default=1))
+    depth = max(1, (request.topology.ranks - 1).bit_length() - 1)
+    best = math.isqrt(depth * max(p.costs.chunk_fs, default=0) // alpha)
+    most = MOST_MESSAGES // max(1, request.topology.ranks - 1)
+    return sorted(
+        {k for k in (best // 2, best * 3 // 4, best, best * 3 // 2) if 1 < k <= most}
+        | {min(best, most)} - {0}
+    )
 
 
 def _joined(search: Search, request: Request, ladder: list[int]) -> None:

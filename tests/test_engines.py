@@ -15,6 +15,7 @@ from taccl.synth.collective import NAMES, Chunk, Collective, build
 from taccl.synth.cost import costs
 from taccl.synth.engines import BASELINES, Inapplicable
 from taccl.synth.engines.circles import circles
+from taccl.synth.engines.circulant import rounds
 from taccl.synth.engines.double_binary_tree import binary_tree
 from taccl.synth.engines.embedding import embed
 from taccl.synth.schedule import Transfer, completion_fs, time_in_order
@@ -266,3 +267,28 @@ def test_embedding_prefers_the_given_order_and_gives_up_honestly() -> None:
     assert embed([(0, 1), (1, 2)], (4, 7, 9), lambda u, v: True) == (4, 7, 9)
     assert embed([(0, 1), (1, 2)], (4, 7, 9), lambda u, v: 9 in (u, v)) == (4, 9, 7)
     assert embed([(0, 1), (1, 2), (0, 2)], (4, 7, 9), lambda u, v: 9 in (u, v)) is None
+
+
+@pytest.mark.parametrize("size", [2, 3, 5, 6, 7, 8, 12, 13, 16, 24, 31, 32, 48])
+@pytest.mark.parametrize("chunks", [1, 2, 5, 20, 41])
+def test_circulant_rounds_are_the_fewest_and_keep_to_one_port(size: int, chunks: int) -> None:
+    listed = rounds(size, chunks)
+    assert len(listed) == chunks - 1 + (size - 1).bit_length()
+    have = [set(range(chunks)), *(set[int]() for _ in range(size - 1))]
+    for sent in listed:
+        assert len({a for a, _, _ in sent}) == len({b for _, b, _ in sent}) == len(sent)
+        assert all(chunk in have[a] and chunk not in have[b] for a, b, chunk in sent)
+        for _, b, chunk in sent:
+            have[b].add(chunk)
+    assert all(len(held) == chunks for held in have)
+
+
+@pytest.mark.parametrize("ranks", [2, 5, 8, 16])
+@pytest.mark.parametrize("root", [0, 1])
+def test_circulant_broadcasts_and_reduces(ranks: int, root: int) -> None:
+    for name in ("broadcast", "reduce"):
+        for partition in (1, 7):
+            collective = build(name, ranks, partition, root=root)
+            execute(complete(ranks), collective, run("circulant", complete(ranks), collective))
+    with pytest.raises(Inapplicable, match="link from rank"):
+        BASELINES["circulant"](two_way_ring(6), build("broadcast", 6))

@@ -11,7 +11,15 @@ from collections.abc import Callable
 
 from taccl.profiles.topology import Topology
 from taccl.synth.collective import Collective
-from taccl.synth.engines import direct, double_binary_tree, hierarchical, one_shot, recursive_doubling, ring
+from taccl.synth.engines import (
+    circulant,
+    direct,
+    double_binary_tree,
+    hierarchical,
+    one_shot,
+    recursive_doubling,
+    ring,
+)
 from taccl.synth.engines.network import Inapplicable
 from taccl.synth.schedule import Transfer
 
@@ -24,6 +32,7 @@ BASELINES: dict[str, Callable[[Topology, Collective], list[Transfer]]] = {
     "direct": direct.transfers,
     "hierarchical": hierarchical.transfers,
     "double-binary-tree": double_binary_tree.transfers,
+    "circulant": circulant.transfers,
     "one-shot-doubling": one_shot.doubling,
     "one-shot-pairs": one_shot.all_pairs,
 }
