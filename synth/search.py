@@ -86,9 +86,9 @@ class Search:
         """Wall-clock seconds until the request's limit."""
         return self.budget_s - (time.monotonic() - self.began)
 
-    def seeds_spent(self) -> bool:
-        """Whether seeds have had their share; the models want theirs of a short limit."""
-        return self.best is not None and self.timed > TIMED_PER_WALL * self.budget_s
+    def seeds_spent(self, share: float = 1.0) -> bool:
+        """Whether seeds have had so much of their share; the models want theirs of a short limit."""
+        return self.best is not None and self.timed > share * TIMED_PER_WALL * self.budget_s
 
     def finished(self) -> bool:
         """Proof, target gap, time limit or the user's word."""
@@ -107,7 +107,8 @@ class Search:
         """Time transfers; remember them when they obey the sketch. Returns the candidate if acceptable."""
         if not complete(self.topology, p.collective, transfers):
             return None
-        if self.best is not None and _fullest(p.costs, transfers) >= self.best.time_fs:
+        started = p.collective.partition in self.best_of  # the models want a start at every chunking
+        if started and self.best is not None and _fullest(p.costs, transfers) >= self.best.time_fs:
             return None  # in whatever order, and with whatever company, they would be no better
         self.timed += len(transfers)
         if not self.batching and any(t.after is None and len(t.chunks) > 1 for t in transfers):

@@ -42,6 +42,8 @@ DETERMINISTIC_PER_WALL = 0.1
 HOPS_PER_WALL = 1_000
 # Baselines whose routes depend on the number of chunks, so that a finer cut is not a cut of the same routes.
 BY_ROUNDS = ("circulant",)
+# Of the seeds' share, for baselines; greedy trees and quotients come after them.
+BASELINES_SHARE = 0.5
 # Of an allreduce's limit, for the seeds of each of its halves on their own.
 HALF_SHARE = 0.15
 # Chunks times destinations beyond which seeds alone take minutes.
@@ -294,7 +296,7 @@ def _baselines(search: Search, request: Request, names: list[str], ladder: list[
     for partition in [*ladder, *finer]:
         p = search.problem(partition)
         for name in names if partition in ladder else [n for n in names if n in BY_ROUNDS]:
-            if search.seeds_spent() or (search.best is not None and search.finished()):
+            if search.seeds_spent(BASELINES_SHARE) or (search.best is not None and search.finished()):
                 return
             try:
                 transfers = BASELINES[name](request.topology, p.collective)
@@ -305,7 +307,7 @@ def _baselines(search: Search, request: Request, names: list[str], ladder: list[
                 found[name].append(candidate)
     for name in names:
         for candidate in sorted(found[name], key=lambda c: (c.time_fs, c.collective.partition))[:3]:
-            if not (search.seeds_spent() or search.finished()):
+            if not (search.seeds_spent(BASELINES_SHARE) or search.finished()):
                 search.pipeline(candidate, name)
 
 
