@@ -58,6 +58,14 @@ BATCH_LOOKS_PER_WALL = 15_000
 MOST_MESSAGES = 4_000
 
 
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """Who sends to whom, by source and destination, and for alltoallv how many blocks."""
+
+    ends: tuple[tuple[int, int], ...]
+    amounts: tuple[int, ...] = ()
+
+
 @dataclass(slots=True)
 class Search:
     """One request being worked on; mutable on purpose, and alive only inside `synthesise`."""
@@ -134,7 +142,7 @@ class Search:
             self.report(f"{candidate.engine}, {p.collective.partition} per block", candidate.time_fs)
         return candidate
 
-    def quotient(self, name: str, p: Problem, root: int, pairs: Sequence[tuple[int, int]]) -> None:
+    def quotient(self, name: str, p: Problem, root: int, pairs: Pairs) -> None:
         """Schedules of representatives under the machine's symmetry, expanded; `name` is one of COLLECTIVES."""
         if self.should_stop():
             return
@@ -144,8 +152,8 @@ class Search:
             return  # its columns have no room for such times; the other engines count without limit
         partition = p.collective.partition
         task = Task(
-            self.topology, link_table(self.topology), name, partition, p.costs.chunk_bytes, root, tuple(pairs),
-            self.generators if self.restrictions.symmetry is not None else None, self.batching,
+            self.topology, link_table(self.topology), name, partition, p.costs.chunk_bytes, root, pairs.ends,
+            self.generators if self.restrictions.symmetry is not None else None, self.batching, pairs.amounts,
         )  # fmt: skip
         effort = Effort(
             work=min(200_000, round(LOOKS_PER_WALL * self.budget_s)),
@@ -161,7 +169,7 @@ class Search:
             self.accept(p, candidate)
             self.offer(found.engine, p, transfers)
 
-    def forest(self, name: str, root: int, pairs: Sequence[tuple[int, int]], wanted: int | None) -> None:
+    def forest(self, name: str, root: int, pairs: Pairs, wanted: int | None) -> None:
         """Trees of the fluid optimum in whole chunks, pipelined; wanted: the chunking that is asked for."""
         if self.should_stop() or name not in FOREST_COLLECTIVES or not self.topology.links:
             return
@@ -171,8 +179,8 @@ class Search:
             return
         blocks = stated.collective.size_chunks
         task = Task(
-            self.topology, link_table(self.topology), name, 1, priced.chunk_bytes, root, tuple(pairs),
-            self.generators if self.restrictions.symmetry is not None else None, self.batching,
+            self.topology, link_table(self.topology), name, 1, priced.chunk_bytes, root, pairs.ends,
+            self.generators if self.restrictions.symmetry is not None else None, self.batching, pairs.amounts,
         )  # fmt: skip
         usable = _usable(stated) if self.restrictions.rules else None
         most = -wanted if wanted else max(1, self.size_bytes // (blocks * LEAST_CHUNK_BYTES))

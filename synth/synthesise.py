@@ -31,7 +31,7 @@ from taccl.synth.engines import BASELINES, Inapplicable
 from taccl.synth.engines.exchange import exchanging_allreduce
 from taccl.synth.engines.rooted import rooted_allreduce
 from taccl.synth.schedule import as_transfers
-from taccl.synth.search import MOST_MESSAGES, Search
+from taccl.synth.search import MOST_MESSAGES, Pairs, Search
 from taccl.synth.symmetric.search import COLLECTIVES
 
 ENGINES = ("auto", "cp-sat", "greedy", *BASELINES)
@@ -350,11 +350,12 @@ def _joined(search: Search, request: Request, ladder: list[int]) -> None:
             search.offer("joined", search.problem(partition), transfers)
 
 
-def _pairs(request: Request) -> tuple[tuple[int, int], ...]:
+def _pairs(request: Request) -> Pairs:
     n = request.topology.ranks
-    if request.pairs is not None:
-        return request.pairs
-    return tuple((rank, (rank + 1) % n) for rank in range(n))
+    if request.demand is not None:
+        blocks = {(s, d): request.demand[s][d] for s in range(n) for d in range(n) if request.demand[s][d]}
+        return Pairs(tuple(blocks), tuple(blocks.values()))
+    return Pairs(request.pairs or tuple((rank, (rank + 1) % n) for rank in range(n)))
 
 
 def _models(search: Search, request: Request, ladder: list[int]) -> None:

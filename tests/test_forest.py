@@ -17,7 +17,7 @@ from taccl.profiles.topology import Link, Port, Topology
 from taccl.synth.algorithm import Algorithm, Certificate
 from taccl.synth.bounds import lower_bound
 from taccl.synth.check_algorithm import check_algorithm
-from taccl.synth.collective import build
+from taccl.synth.collective import Collective, build
 from taccl.synth.forest.arborescence import cheapest, shallow
 from taccl.synth.forest.fluid import Side, fluid_optima
 from taccl.synth.forest.path import cheapest_paths, nodes_of
@@ -218,13 +218,22 @@ def test_every_schedule_of_trees_is_right(
 ) -> None:
     root = data.draw(st.integers(0, topology.ranks - 1))
     most = data.draw(st.sampled_from([-2, 3, 40]))
-    pairs = tuple((r, (r + 1) % topology.ranks) for r in range(topology.ranks)) if name == "sendrecv" else ()
+    n = topology.ranks
+    pairs = tuple((r, (r + 1) % n) for r in range(n)) if name == "sendrecv" else ()
+    demand, amounts = None, ()
+    if name == "alltoallv":
+        demand = tuple(tuple(data.draw(st.integers(0, 3)) for _ in range(n)) for _ in range(n))
+        pairs = tuple((s, d) for s in range(n) for d in range(n) if demand[s][d])
+        amounts = tuple(demand[s][d] for s, d in pairs)
+        if all(s == d for s, d in pairs):
+            return
 
-    def made(partition: int):  # type: ignore[no-untyped-def]
-        return build(name, topology.ranks, partition, root=root, pairs=pairs or None)
+    def made(partition: int) -> Collective:
+        ends = pairs if name == "sendrecv" else None
+        return build(name, n, partition, root=root, pairs=ends, demand=demand)
 
     links = link_table(topology)
-    task = Task(topology, links, name, 1, made(1).chunk_bytes(size), root, pairs)
+    task = Task(topology, links, name, 1, made(1).chunk_bytes(size), root, pairs, amounts=amounts)
     bound = lower_bound(topology, made(1), size).time_fs
     found = list(forests(task, most, Effort(most_messages=400), 0, lambda: False))
     assert found

@@ -65,7 +65,20 @@ def circulants(draw: st.DrawFn) -> Topology:
 
 def collective_of(name: str, ranks: int, partition: int) -> tuple[Collective, tuple[tuple[int, int], ...]]:
     pairs = tuple((r, (r + 1) % ranks) for r in range(ranks)) if name == "sendrecv" else ()
-    return build(name, ranks, partition, pairs=pairs or None), pairs
+    if name != "alltoallv":
+        return build(name, ranks, partition, pairs=pairs or None), pairs
+    # One block or two to some, also to oneself, none to others.
+    demand = tuple(tuple((2 * s + d) % 3 for d in range(ranks)) for s in range(ranks))
+    ends = tuple((s, d) for s in range(ranks) for d in range(ranks) if demand[s][d])
+    return build(name, ranks, partition, demand=demand), ends
+
+
+def amounts_of(collective: Collective) -> tuple[int, ...]:
+    """Blocks of each pair of an alltoallv, by source and destination."""
+    if collective.name != "alltoallv":
+        return ()
+    ends = [(chunk.sources[0][0], chunk.destinations[0][0]) for chunk in collective.chunks]
+    return tuple(ends.count(pair) // collective.partition for pair in sorted(set(ends)))
 
 
 @settings(deadline=None, max_examples=40, suppress_health_check=SLOW)
@@ -90,6 +103,7 @@ def test_every_schedule_that_is_found_is_right(
         pairs,
         None,
         batching,
+        amounts_of(collective),
     )
     bound = lower_bound(topology, collective, size).time_fs
     times = []

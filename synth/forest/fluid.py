@@ -51,6 +51,7 @@ class Side:
     collects: bool = False
     usable: NDArray[np.bool_] | None = None  # per link; None: all
     target: int = -1  # the only rank to be reached; -1: all
+    amount: int = 1  # blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +143,8 @@ class _Program:
         self.capacity = [solver.Constraint(-infinity, 0) for _ in range(holds.shape[1])]
         for row in self.capacity:
             row.SetCoefficient(self.time, -1)
-        self.share = [solver.Constraint(0 if free else 1, 0 if free else 1) for _ in sides]
+        wanted = [0 if free else side.amount for side in sides]
+        self.share = [solver.Constraint(blocks, blocks) for blocks in wanted]
         if free:
             whole = solver.Constraint(total, total)
             amounts = []
@@ -213,12 +215,12 @@ class _Program:
             cost, _ = self.pairs[number].costs(self.holds @ prices)
             if side.target >= 0:
                 paths, _ = cheapest_paths(cost, side.root, len(cost) - 1)
-                dual[side.group] += paths[-1, side.target]
+                dual[side.group] += side.amount * paths[-1, side.target]
                 continue
             parents = cheapest(cost, side.root)
             assert parents is not None
             reached = np.flatnonzero(parents >= 0)
-            dual[side.group] += cost[parents[reached], reached].sum()
+            dual[side.group] += side.amount * cost[parents[reached], reached].sum()
         whole = float(prices.sum()) or 1.0
         if self.free:
             return float((dual / np.array(self.weights)).min()) * self.total / whole

@@ -65,7 +65,8 @@ def whole_chunks(
     """
     start = _largest_remainders(sides, forest, partition, free)
     model = cp_model.CpModel()
-    count = [model.new_int_var(0, partition * len(sides), f"n{i}") for i in range(len(forest.trees))]
+    most = partition * max(len(sides), *(side.amount for side in sides))
+    count = [model.new_int_var(0, most, f"n{i}") for i in range(len(forest.trees))]
     of_side: list[list[cp_model.IntVar]] = [[] for _ in sides]
     for variable, tree in zip(count, forest.trees, strict=True):
         of_side[tree.side].append(variable)
@@ -76,8 +77,8 @@ def whole_chunks(
         for side, mine in zip(sides, of_side, strict=True):
             model.add(sum(mine) == amount[side.group])
     else:
-        for mine in of_side:
-            model.add(sum(mine) == partition)
+        for side, mine in zip(sides, of_side, strict=True):
+            model.add(sum(mine) == partition * side.amount)
     largest = max(hold for holds in inst.lane_holds for _, hold in holds)
     unit = max(1, largest * partition // UNITS)
     load: dict[int, dict[int, int]] = {}
@@ -103,7 +104,7 @@ def whole_chunks(
 
 
 def _largest_remainders(sides: Sequence[Side], forest: Forest, partition: int, free: bool) -> list[int]:
-    wanted = {side: float(partition) for side in range(len(sides))}
+    wanted = {number: float(partition * side.amount) for number, side in enumerate(sides)}
     if free:
         share = [0.0] * len(sides)
         for tree, part in zip(forest.trees, forest.shares, strict=True):

@@ -21,7 +21,7 @@ from taccl.synth.symmetric.hops import ChunkOf
 from taccl.synth.symmetric.instance import Instance, instance
 from taccl.synth.symmetric.prices import Prices, prices
 from taccl.synth.symmetric.quotient import Quotient, quotient, trivial_quotient
-from taccl.synth.symmetric.search import PAIRED, SPREADING, Found, Task, block_of, pairs_at
+from taccl.synth.symmetric.search import PAIRED, SPREADING, Found, Task, amount_of, block_of, pairs_at
 from taccl.synth.symmetric.solve import turned_instance
 
 COLLECTIVES = (*SPREADING, *PAIRED, "broadcast", "reduce")
@@ -36,6 +36,8 @@ WORTHWHILE = 0.002
 # Beyond so many ranks each limit on depth takes seconds, and the least never carry much; nor does a cut into few chunks
 # without rounding exist.
 FEW_RANKS = 32
+# Times as many messages as a schedule may have.
+TOO_MANY = 4
 # A block whose transit is shorter than so many alphas is not worth trees of its own.
 LONG_BLOCK = 4
 # Up to so many ranks an allreduce gives up symmetry for the choice of how much each rank sums up.
@@ -95,7 +97,10 @@ def _forests(
     priced = prices(task.topology, task.links, task.chunk_bytes)
     block = instance(task.topology, task.links, symmetry, priced)
     names, sides = _sides(task, block, usable)
-    least = sum(2 if side.target >= 0 else block.ranks - 1 for side in sides) * symmetry.group.order
+    hops = [2 * side.amount if side.target >= 0 else block.ranks - 1 for side in sides]
+    least = sum(hops) * symmetry.group.order
+    if least > TOO_MANY * effort.most_messages:
+        return  # blocks are many and small already
     finest = max(1, min(effort.most_cuts, effort.most_messages // max(1, least)))
     cuts = [-most] if most < 0 else grid(1, min(most, finest) if most else finest)
     holds = _holds(block, _nominal(block, cuts))
@@ -218,7 +223,8 @@ def _sides(task: Task, inst: Instance, usable: Usable | None) -> tuple[list[tupl
         pairs = pairs_at(task, inst)
 
         def path(group: int, src: int, dst: int) -> Side:
-            return Side(inst, src, group, False, usable((src, dst), False) if usable else None, dst)
+            links = usable((src, dst), False) if usable else None
+            return Side(inst, src, group, False, links, dst, amount_of(task, pairs[group]))
 
         return (
             [(pair.src, pair.dst) for pair in pairs],

@@ -6,6 +6,7 @@ node l further on is symmetric under rotations of nodes, but not under rotations
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -38,7 +39,7 @@ from taccl.synth.symmetric.solve import (
 from taccl.synth.symmetric.timing import Timing, longest_rest
 
 SPREADING = ("allgather", "reducescatter", "allreduce")
-PAIRED = ("alltoall", "gather", "scatter", "sendrecv")
+PAIRED = ("alltoall", "alltoallv", "gather", "scatter", "sendrecv")
 COLLECTIVES = (*SPREADING, *PAIRED, "broadcast", "reduce")
 
 # Batched growths that are tried in any case.
@@ -57,9 +58,10 @@ class Task:
     partition: int
     chunk_bytes: Fraction
     root: int = 0
-    pairs: tuple[tuple[int, int], ...] = ()  # sendrecv
+    pairs: tuple[tuple[int, int], ...] = ()  # sendrecv; alltoallv: all with blocks, by source and destination
     generators: tuple[tuple[int, ...], ...] | None = None  # a sketch's symmetry; None: find it
     batching: bool = True  # messages may carry several chunks
+    amounts: tuple[int, ...] = ()  # alltoallv: blocks of each pair
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,13 +134,15 @@ def _roots(task: Task, inst: Instance) -> tuple[list[int], tuple[tuple[int, ...]
 
 
 def block_of(task: Task) -> Callable[[tuple[int, ...]], int]:
-    """The number of the block that ranks name: its only chunk when blocks are not cut."""
+    """The number of the (first) block that ranks name: its only chunk when blocks are not cut."""
     n = task.topology.ranks
     number = {pair: place for place, pair in enumerate(task.pairs)}
+    first = dict(zip(task.pairs, itertools.accumulate(task.amounts, initial=0), strict=False))
     if task.collective in SPREADING:
         return lambda names: names[0]
     paired: dict[str, Callable[[tuple[int, ...]], int]] = {
         "alltoall": lambda names: names[0] * n + names[1],
+        "alltoallv": lambda names: first[names[0], names[1]],
         "gather": lambda names: names[0],
         "scatter": lambda names: names[1],
         "sendrecv": lambda names: number[names[0], names[1]],
@@ -227,8 +231,12 @@ def pairs_at(task: Task, inst: Instance) -> list[Pair]:
     return {
         "gather": [Pair(rank, task.root) for rank in others],
         "scatter": [Pair(task.root, rank) for rank in others],
-        "sendrecv": [Pair(src, dst) for src, dst in task.pairs if src != dst],
-    }[task.collective]
+    }.get(task.collective, [Pair(src, dst) for src, dst in task.pairs if src != dst])
+
+
+def amount_of(task: Task, pair: Pair) -> int:
+    """Blocks that go from one rank to another."""
+    return task.amounts[task.pairs.index((pair.src, pair.dst))] if task.amounts else 1
 
 
 def _paired(task: Task, priced: Prices) -> Iterator[Found]:
@@ -239,11 +247,12 @@ def _paired(task: Task, priced: Prices) -> Iterator[Found]:
     inst = instance(task.topology, task.links, symmetry, priced)
     pairs = pairs_at(task, inst)
     block = block_of(task)
+    repeated = [pair for pair in pairs for _ in range(k * amount_of(task, pair))]
+    within = [place for pair in pairs for place in range(k * amount_of(task, pair))]
 
     def chunk_of(names: tuple[int, ...], chunk: int) -> int:
-        return block(names) * k + chunk % k
+        return block(names) * k + within[chunk]
 
-    repeated = [pair for pair in pairs for _ in range(k)]
     solved = solve_paths(inst, repeated)
     if solved is not None:
         names = tuple((pair.src, pair.dst) for pair in repeated)
