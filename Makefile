@@ -15,8 +15,9 @@ export PATH := $(BIN):$(PATH)
 demo: $(READY)
 	taccl demo -o demo-out
 
+# Two tests at a time, a file never split: each file's tests may share a machine's shaped links or a port.
 test: $(READY)
-	pytest
+	pytest -n 2 --dist loadfile
 
 lint: $(READY)
 	ruff check .
