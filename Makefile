@@ -15,9 +15,10 @@ export PATH := $(BIN):$(PATH)
 demo: $(READY)
 	taccl demo -o demo-out
 
-# Two tests at a time, a file never split: each file's tests may share a machine's shaped links or a port.
+# What watches the clock (shaped links, ranks that die) runs alone; the rest two at a time, a file never split.
 test: $(READY)
-	pytest -n 2 --dist loadfile
+	pytest -m alone
+	pytest -n 2 --dist loadfile -m "not alone"
 
 lint: $(READY)
 	ruff check .

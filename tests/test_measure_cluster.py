@@ -17,6 +17,8 @@ from cluster.loopback import LoopbackProber
 from taccl.profiles.measure.survey import QUICK, survey
 from taccl.profiles.profile_file import read_topology
 
+pytestmark = pytest.mark.alone
+
 ROOT = Path(__file__).resolve().parent.parent
 TRIES = 5  # a busy machine may spoil some
 WITHIN = 0.15
