@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from mpi_jobs import launch, messages, needs_mpi, taccl_but
 
-pytestmark = [needs_mpi, pytest.mark.alone]
+pytestmark = [*needs_mpi, pytest.mark.alone]
 
 WORKER = str(Path(__file__).with_name("run_fault_worker.py"))
 DEADLINE_S = 2.0  # the worker's
