@@ -27,11 +27,12 @@ from taccl.runtime.bind import (
     memory_chunks,
 )  # fmt: skip
 from taccl.runtime.dtypes import DType
-from taccl.runtime.executor import Transport
 from taccl.runtime.job import Job
 from taccl.runtime.layout import Layout, layout
 from taccl.runtime.reference import Reference
+from taccl.runtime.shm import PRIVATE_BYTES, SharedMemoryTransport
 from taccl.runtime.trace import Trace
+from taccl.runtime.transport import Transport
 from taccl.runtime.transports import MpiTransport, StagedTransport
 from taccl.synth.collective import Collective
 from taccl.synth.program import SENDS, Program
@@ -52,7 +53,8 @@ class Settings:
     warmup: int
     checks: int  # runs whose result is compared; 0: no check
     device: str  # "host" | "cuda"
-    transport: str  # "mpi" | "mpi-cuda" | "staged-mpi"
+    transport: str  # "shm" | "mpi" | "mpi-cuda" | "staged-mpi"
+    buffers: str  # "private" | "shared": whether the collective's buffers lie in shared memory
     reference: bool
     deadline_s: float | None = None  # without progress; None: `patience_s` of the size
 
@@ -91,9 +93,16 @@ class Row:
 
 
 def measure(
-    job: Job, program: Program, collective: Collective, order: Trace, settings: Settings
+    job: Job,
+    program: Program,
+    collective: Collective,
+    order: Trace,
+    settings: Settings,
+    node: Sequence[int],
 ) -> Iterator[Row]:
     """The rows, in order of type, reduction and size; collective over the ranks of the job.
+
+    node: the ranks that this one shares memory with, itself among them.
 
     Raises EnvironmentProblem when memory is too small, before allocating it.
     """
@@ -108,7 +117,7 @@ def measure(
         for op in settings.ops if collective.combining else (None,):
             for shape in layouts(collective, dtype, settings.sizes_bytes):
                 found = {
-                    mode: _measure_mode(job, compiled[mode], shape, dtype, op, settings)
+                    mode: _measure_mode(job, compiled[mode], shape, dtype, op, settings, node)
                     for mode in settings.modes
                 }
                 rooted = collective.name in ("broadcast", "reduce", "gather", "scatter")
@@ -138,13 +147,20 @@ def wire_bytes(program: Program, shape: Layout, dtype: DType) -> int:
 
 
 def _measure_mode(
-    job: Job, compiled: Compiled, shape: Layout, dtype: DType, op: str | None, settings: Settings
+    job: Job,
+    compiled: Compiled,
+    shape: Layout,
+    dtype: DType,
+    op: str | None,
+    settings: Settings,
+    node: Sequence[int],
 ) -> Measurement:
     collective, inplace = compiled.collective, compiled.inplace
     if settings.deadline_s is None:
         job.watchdog.deadline_s = patience_s(shape.elements * dtype.bytes)
     job.together("the check of memory", lambda: _check_memory(job, compiled, shape, dtype, settings))
-    guarded = check.allocate(collective, shape, job.rank, dtype, inplace)
+    empty = job.memory.empty if settings.buffers == "shared" else np.empty
+    guarded = check.allocate(collective, shape, job.rank, dtype, inplace, empty)
     host = guarded.buffers
     cuda = gpu.Cuda(gpu.load()) if settings.device == "cuda" else None
     buffers = host if cuda is None else _device_buffers(cuda, compiled, shape, dtype, job.rank)
@@ -153,12 +169,19 @@ def _measure_mode(
     transport: Transport = mpi_transport
     if cuda is not None and settings.transport == "staged-mpi":
         transport = StagedTransport(mpi_transport, cuda)
+    inside = None  # where the memory that the program needs inside comes from
+    if settings.transport == "shm":
+        transport = SharedMemoryTransport(job.memory, job.rank, node, compiled.messages, mpi_transport)
+        inside = job.memory.empty
     # Timed runs reduce again and again into the same data, which may overflow; checked runs never do.
     with np.errstate(all="ignore"):
         bound = job.together(
             "the binding of the program",
-            lambda: Bound(compiled, job.rank, shape, buffers, dtype, op, transport, cuda.xp if cuda else np),
+            lambda: Bound(
+                compiled, job.rank, shape, buffers, dtype, op, transport, cuda.xp if cuda else np, inside
+            ),
         )
+        job.connect(bound)
         reference = Reference(job.MPI, job.control, collective, shape, host, dtype, op, inplace)
         compare = functools.partial(check.inspect, guarded, collective, shape, job.rank, dtype, op, inplace)
         wrong, outside, error = _check_results(job, bound, host, cuda, dtype, op, compare, settings.checks)
@@ -166,6 +189,7 @@ def _measure_mode(
         mine, other = _time(job, bound, call, settings)
         reference.close()
         bound.close()
+        transport.close()
         mpi_transport.close()
     return Measurement(mine, wrong, outside, error, other)
 
@@ -240,6 +264,8 @@ def _check_memory(job: Job, compiled: Compiled, shape: Layout, dtype: DType, set
     mine = sum(lengths) * dtype.bytes
     inside = internal_bytes(compiled, job.rank, shape, dtype)
     on_host = mine + (inside if settings.device == "host" else 0)
+    if settings.transport == "shm" and settings.buffers == "private":
+        on_host += min(PRIVATE_BYTES, mine)
     free = available_bytes()
     if on_host * job.board.node_ranks > free * MEMORY_SHARE:
         raise EnvironmentProblem(

@@ -5,17 +5,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from taccl.runtime.compile import Plan, compile_ranks
-from taccl.runtime.dtypes import UFUNCS, DType, divide
-from taccl.runtime.executor import Executor, Transport
+from taccl.runtime.dtypes import DType, combiner, divide
+from taccl.runtime.executor import Executor
 from taccl.runtime.layout import Layout
 from taccl.runtime.trace import Trace, trace
+from taccl.runtime.transport import Transport
 from taccl.synth.collective import Collective
 from taccl.synth.program import Program
 
@@ -28,6 +29,7 @@ class Compiled:
     collective: Collective
     inplace: bool
     plans: Mapping[int, Plan]  # by rank
+    messages: tuple[tuple[int, ...], ...]  # from each rank to each
 
 
 def compile_program(
@@ -42,7 +44,12 @@ def compile_program(
     order = trace(program) if order is None else order
     views = {r: pair for r, pair in enumerate(collective.inplace) if pair is not None} if inplace else {}
     plans = compile_ranks(program, order, views, wanted)
-    return Compiled(program, collective, inplace, {plan.rank: plan for plan in plans})
+    messages = [[0] * program.ranks for _ in range(program.ranks)]
+    for (rank, tb, _), tag in order.send_tag.items():
+        peer = program.gpus[rank].threadblocks[tb].send
+        messages[rank][peer] = max(messages[rank][peer], tag + 1)
+    counts = tuple(map(tuple, messages))
+    return Compiled(program, collective, inplace, {plan.rank: plan for plan in plans}, counts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +86,10 @@ class Bound:
     """One rank's part of a collective on fixed buffers.
 
     buffers: arrays of `dtype`, of the lengths that `buffer_elements` says. op: one of dtypes.OPS, None for
-    collectives that only move data. `transport` stays the caller's to close.
+    collectives that only move data. `transport` stays the caller's to close. empty: gives memory that is needed
+    inside, of (elements, numpy type); None: the array module's own.
+
+    After the constructor all ranks exchange their transports' offers, and then `connect` makes it ready to run.
     """
 
     def __init__(
@@ -92,7 +102,9 @@ class Bound:
         op: str | None,
         transport: Transport,
         xp: Any = np,
+        empty: Callable[[int, Any], Any] | None = None,
     ) -> None:
+        empty = xp.empty if empty is None else empty
         collective = compiled.collective
         self._ranks = collective.ranks
         self._op = op
@@ -100,13 +112,13 @@ class Bound:
         self.user = buffers
         self._layout = layout
         self._inner = buffers
-        self._transport = transport
+        self.transport = transport
         # Chunks that the collective gives no value (reduce away from the root) stay as the user has them.
         given = sorted({o for chunk in collective.chunks for r, o in chunk.destinations if r == rank})
         self._divides = op == "avg" and bool(given)
         chunk = layout.chunk_elements
         if layout.padded:
-            self._inner = self._padded(collective, rank, compiled.inplace, chunk, dtype, xp)
+            self._inner = self._padded(collective, rank, compiled.inplace, chunk, dtype, empty)
             pieces = layout.pieces(
                 max(collective.input_chunks[rank], collective.output_chunks[rank])
             ).tolist()
@@ -116,23 +128,40 @@ class Bound:
         memory = {
             "i": self._inner.input,
             "o": self._inner.output,
-            "s": xp.empty(compiled.program.gpus[rank].scratch_chunks * chunk, dtype.numpy),
-            "t": xp.empty(plan.staging_chunks * chunk, dtype.numpy),
+            "s": empty(compiled.program.gpus[rank].scratch_chunks * chunk, dtype.numpy),
+            "t": empty(plan.staging_chunks * chunk, dtype.numpy),
         }
-        self.executor = Executor(plan, memory, chunk, UFUNCS[op or "sum"], transport, xp)
+        combine = combiner(op or "sum", dtype, xp)
+        self.executor = Executor(plan, memory, chunk, combine, transport, xp)
 
     @staticmethod
     def _padded(
-        collective: Collective, rank: int, inplace: bool, chunk: int, dtype: DType, xp: Any
+        collective: Collective,
+        rank: int,
+        inplace: bool,
+        chunk: int,
+        dtype: DType,
+        empty: Callable[[int, Any], Any],
     ) -> Buffers:
         lengths = collective.input_chunks[rank] * chunk, collective.output_chunks[rank] * chunk
         pair = collective.inplace[rank] if inplace else None
+
         # Zeros, because the padding is sent and reduced too and must not raise floating-point warnings.
+        def zeros(elements: int) -> Any:
+            array = empty(elements, dtype.numpy)
+            array[...] = 0
+            return array
+
         if pair is None:
-            return Buffers(xp.zeros(lengths[0], dtype.numpy), xp.zeros(lengths[1], dtype.numpy))
-        memory = xp.zeros(memory_chunks(collective, rank) * chunk, dtype.numpy)
+            return Buffers(zeros(lengths[0]), zeros(lengths[1]))
+        memory = zeros(memory_chunks(collective, rank) * chunk)
         first = pair[0] * chunk, pair[1] * chunk
         return Buffers(memory[first[0] : first[0] + lengths[0]], memory[first[1] : first[1] + lengths[1]])
+
+    def connect(self, offers: np.ndarray[Any, Any]) -> None:
+        """Take the (ranks, OFFER_WORDS) offers of all ranks' transports."""
+        self.transport.connect(offers)
+        self.executor.connect()
 
     def start(self) -> None:
         """Begin a run; `executor.advance()` until `executor.done`, then `finish`."""
@@ -140,7 +169,7 @@ class Bound:
             chunk, source, target = self._layout.chunk_elements, self.user.input, self._inner.input
             for index, first, last in self._input_pieces:
                 target[index * chunk : index * chunk + last - first] = source[first:last]
-            self._transport.flush()
+            self._flush()
         self.executor.start()
 
     def finish(self) -> None:
@@ -152,7 +181,11 @@ class Bound:
         if self._divides:
             divide(self.user.output, self._ranks)
         if self._layout.padded or self._divides:
-            self._transport.flush()
+            self._flush()
+
+    def _flush(self) -> None:
+        if self.transport.flush is not None:
+            self.transport.flush()
 
     def close(self) -> None:
         """Free the transport's requests."""

@@ -6,7 +6,9 @@ communication, for any collective, from the sources that its chunks have.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -69,12 +71,20 @@ class Guarded:
     raw: tuple[Array, ...]  # (guard + data + guard,) uint8, one a memory
 
 
-def allocate(collective: Collective, layout: Layout, rank: int, dtype: DType, inplace: bool) -> Guarded:
-    """Host buffers for one rank and mode."""
+def allocate(
+    collective: Collective,
+    layout: Layout,
+    rank: int,
+    dtype: DType,
+    inplace: bool,
+    empty: Callable[[int, Any], Array] = np.empty,
+) -> Guarded:
+    """Host buffers for one rank and mode. empty: gives memory of (elements, numpy type)."""
     lengths = buffer_elements(collective, layout, rank)
 
     def guarded(elements: int) -> tuple[Array, Array]:
-        raw = np.full(elements * dtype.bytes + 2 * GUARD_BYTES, GUARD, np.uint8)
+        raw = empty(elements * dtype.bytes + 2 * GUARD_BYTES, np.uint8)
+        raw[:] = GUARD
         return raw, raw[GUARD_BYTES : GUARD_BYTES + elements * dtype.bytes].view(dtype.numpy)
 
     pair = collective.inplace[rank] if inplace else None

@@ -10,13 +10,16 @@ destination is free from the start goes there directly; a reducing one goes to s
 for each connection as the protocol's FIFO has. Then the whole job is tried symbolically with sends that wait
 for their receive; if that hangs, every receive that has to wait for anything gets a staging slot of its own
 instead, after which nothing can hang that the trace did not.
+
+Where a transport lets a rank read what another one sends, staging memory is not needed: the operation that would
+read it reads the sender's memory. The send is then done only after that operation, so this too is tried first.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from taccl.runtime.trace import Trace
 from taccl.synth.program import FIFO_DEPTH, Program, Step
@@ -25,6 +28,8 @@ Range = tuple[str, int, int]  # buffer "i" | "o" | "s" | "t" (staging), first ch
 
 # Above this many steps the symbolic trial of all ranks costs more than the extra staging it may save.
 TRIAL_STEPS = 200_000
+# Above this many operations the sets of `essential` cost more memory than shorter lists are worth.
+REDUCTION_OPERATIONS = 20_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +55,8 @@ class Plan:
     rank: int
     operations: tuple[Operation, ...]
     staging_chunks: int
+    # Whether a staged message may be left with its sender until the next operation, which uses it, has read it.
+    direct: bool = False
 
 
 def compile_ranks(
@@ -68,8 +75,9 @@ def compile_ranks(
 
     if len(order.order) <= TRIAL_STEPS:
         plans = [plan(rank, True) for rank in range(program.ranks)]
-        if finishes(plans):
-            return [plans[rank] for rank in wanted]
+        for direct in (True, False):
+            if finishes(plans, direct):
+                return [replace(plans[rank], direct=direct) for rank in wanted]
     return [plan(rank, False) for rank in wanted]
 
 
@@ -188,10 +196,11 @@ class _Compiler:
         return (buffer, first, step.count)
 
 
-def finishes(plans: Sequence[Plan]) -> bool:
+def finishes(plans: Sequence[Plan], direct: bool = False) -> bool:
     """Whether all the plans together run to the end when a send is done only once its receive is posted.
 
-    This is the strictest behaviour that an MPI library may show (rendezvous for every length).
+    This is the strictest behaviour that an MPI library may show (rendezvous for every length). direct: stricter,
+    the send of a staged message is done only once the operation that uses it is.
     """
     index = {}  # (is receive, source, destination, tag) -> operation
     for plan in plans:
@@ -201,8 +210,9 @@ def finishes(plans: Sequence[Plan]) -> bool:
             elif op.kind == "send":
                 index[False, plan.rank, op.peer, op.tag] = (plan.rank, number)
     missing = [[len(op.predecessors) for op in plan.operations] for plan in plans]
-    successors = [followers(plan.operations) for plan in plans]
+    successors = [followers([op.predecessors for op in plan.operations]) for plan in plans]
     started: set[tuple[int, int]] = set()
+    users: dict[tuple[int, int], tuple[int, int]] = {}  # operation that reads a sender's memory -> the send
     work = deque((plan.rank, n) for plan in plans for n, count in enumerate(missing[plan.rank]) if not count)
     left = sum(len(plan.operations) for plan in plans)
 
@@ -219,21 +229,50 @@ def finishes(plans: Sequence[Plan]) -> bool:
         op = plans[rank].operations[number]
         if op.kind in ("copy", "reduce"):
             complete(rank, number)
+            if (rank, number) in users:
+                complete(*users[rank, number])
             continue
         started.add((rank, number))
         ends = (op.peer, rank, op.tag) if op.kind == "recv" else (rank, op.peer, op.tag)
         key = (op.kind != "recv", *ends)
         other = index[key]
-        if other in started:
-            complete(rank, number)
-            complete(*other)
+        if other not in started:
+            continue
+        send, receive = ((rank, number), other) if op.kind == "send" else (other, (rank, number))
+        complete(*receive)
+        if direct and staged(plans[receive[0]].operations[receive[1]]):
+            users[receive[0], receive[1] + 1] = send
+        else:
+            complete(*send)
     return left == 0
 
 
-def followers(operations: Sequence[Operation]) -> list[list[int]]:
+def staged(op: Operation) -> bool:
+    """Whether this is a receive into staging memory; the operation after it uses what it brought."""
+    return op.kind == "recv" and op.dst is not None and op.dst[0] == "t"
+
+
+def essential(operations: Sequence[Operation]) -> list[tuple[int, ...]]:
+    """The predecessors of each operation without those that come before another predecessor anyway."""
+    if len(operations) > REDUCTION_OPERATIONS:
+        return [op.predecessors for op in operations]
+    before: list[int] = []  # for each operation the set of all that come before it, as bits
+    found = []
+    for op in operations:
+        seen, kept = 0, []
+        for number in reversed(op.predecessors):
+            if not seen >> number & 1:
+                kept.append(number)
+                seen |= before[number] | 1 << number
+        before.append(seen)
+        found.append(tuple(reversed(kept)))
+    return found
+
+
+def followers(predecessors: Sequence[Sequence[int]]) -> list[list[int]]:
     """For each operation those that wait for it."""
-    found: list[list[int]] = [[] for _ in operations]
-    for number, op in enumerate(operations):
-        for before in op.predecessors:
+    found: list[list[int]] = [[] for _ in predecessors]
+    for number, needed in enumerate(predecessors):
+        for before in needed:
             found[before].append(number)
     return found

@@ -5,7 +5,7 @@ Names are numpy's; nccl-tests' spellings (float, half, double) are accepted and 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,6 +74,12 @@ def select_ops(text: str) -> list[str]:
         if name not in OPS:
             raise UsageError(f"unknown reduction {name!r}; known: {', '.join(OPS)}, all")
     return names
+
+
+def combiner(op: str, dtype: DType, xp: Any = np) -> Callable[..., object]:
+    """What reduces two arrays of a type into a third, `out`, which may be one of them."""
+    ufunc: Callable[..., object] = getattr(xp, UFUNCS[op])
+    return ufunc
 
 
 def divide(array: Any, ranks: int) -> None:

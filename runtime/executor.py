@@ -1,202 +1,355 @@
 """Run one rank's plan: a flat graph of operations, one thread, no callbacks.
 
-Transport and memory are bound once (`bind`); a run resets counters and starts what has no predecessor. One
-`advance` starts everything that is ready and collects finished messages. As a rule only the first outstanding
-message of each connection is polled, because a poll costs something for each message and messages mostly
-finish in order. A later one may finish first, though, and even be what the first one waits for (a receive into
-memory that the later send still reads lets the peer go on). So when nothing happens for a few polls, all
-outstanding messages are polled.
+Plan, memory and transport are bound once, into scripts: what to call when a message has arrived, through all the
+operations that waited for it alone, and which operations with other predecessors it brings nearer. So a step of a
+chain costs a poll and the calls that it needs. A run resets counters and starts what has no predecessor. What became
+ready last runs first, so that a message which arrived is passed on before the next one is looked at.
+
+As a rule only the first outstanding message of each connection is polled, because a poll costs something for each
+message and messages mostly finish in order. A later one may finish first, though, and even be what the first one
+waits for (a receive into memory that the later send still reads lets the peer go on). So when nothing happens for a
+few polls, all outstanding messages are polled. Sends that no operation waits for are polled at the end only.
 """
 
 from __future__ import annotations
 
 import functools
-import heapq
-from collections import deque
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from bisect import insort
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from taccl.runtime.compile import Operation, Plan, Range, followers
+from taccl.runtime.compile import Operation, Plan, Range, essential, followers, staged
+from taccl.runtime.transport import Message, Port, Transport
 
 PATIENCE = 16  # polls without success before all outstanding messages are polled
 
-
-class Transport(Protocol):
-    """Moves arrays between ranks. Requests are persistent: started again in every run."""
-
-    null: Any  # a request that is never finished
-
-    def send(self, array: Any, peer: int, tag: int) -> Any:
-        """A request with Start() and Free() that sends this contiguous array."""
-
-    def recv(self, array: Any, peer: int, tag: int) -> Any:
-        """A request with Start() and Free() that receives into this contiguous array."""
-
-    def test_some(self, requests: list[Any]) -> list[int] | None:
-        """Indices of started requests that are finished; the transport forgets them until the next Start."""
-
-    def flush(self) -> None:
-        """Wait for local operations that were started and may still run (device streams)."""
+Action = Callable[[], object]
+# What to call, the polled messages that it starts, operations with one predecessor less, how many are finished.
+Script = tuple[tuple[Action, ...], tuple[int, ...], tuple[int, ...], int]
 
 
 class Executor:
-    """A plan bound to memory and a transport. `memory` maps each buffer letter to an array of elements."""
+    """A plan bound to memory and a transport. `memory` maps each buffer letter to an array of elements.
+
+    Made in two steps, because a receive may have to know where its sender's data lie: the constructor registers the
+    sends, `connect` the receives. `combine` reduces two arrays into a third, `out`.
+    """
 
     def __init__(
         self,
         plan: Plan,
         memory: Mapping[str, Any],
         chunk_elements: int,
-        ufunc: str,
+        combine: Callable[..., object],
         transport: Transport,
         xp: Any = np,
     ) -> None:
         self.plan = plan
         self.transport = transport
-        self._operations = plan.operations
-        self._successors = followers(plan.operations)
-        self._counts = [len(op.predecessors) for op in plan.operations]
-        self._action: list[Callable[[], Any]] = []
-        self._request: list[Any] = []
-        self._line: list[int] = []  # connection of each message, -1 for local operations
-        lines: dict[tuple[str, int, int], int] = {}
-
-        def view(extent: Range | None) -> Any:
-            assert extent is not None
-            buffer, first, count = extent
-            return memory[buffer][first * chunk_elements : (first + count) * chunk_elements]
-
-        combine = getattr(xp, ufunc)
-        for op in plan.operations:
-            request = None
+        self.left = 0  # operations; falls while there is progress
+        self._memory, self._chunk, self._combine, self._xp = memory, chunk_elements, combine, xp
+        self._messages: dict[int, Message] = {}
+        self._closed = ""  # what the beginning of the run waits for
+        self._lines: list[list[int]] = []
+        self._late: list[tuple[Port, list[int]]] = []
+        for number, op in enumerate(plan.operations):
             if op.kind == "send":
-                request = transport.send(view(op.src), op.peer, op.tag)
-                action = request.Start
-            elif op.kind == "recv":
-                request = transport.recv(view(op.dst), op.peer, op.tag)
-                action = request.Start
-            elif op.kind == "copy":
-                action = functools.partial(xp.copyto, view(op.dst), view(op.src))
-            else:
-                action = functools.partial(combine, view(op.src), view(op.received), out=view(op.dst))
-            self._action.append(action)
-            self._request.append(request)
-            line = (op.kind, op.peer, op.channel)
-            self._line.append(-1 if request is None else lines.setdefault(line, len(lines)))
-        self._outstanding: list[list[int]] = [[] for _ in lines]
-        self._heads: list[Any] = [transport.null] * len(lines)
-        self._ready: deque[int] = deque()
+                self._messages[number] = transport.send(self._view(op.src), op.peer, op.tag)
+
+    def _view(self, extent: Range | None) -> Any:
+        assert extent is not None
+        buffer, first, count = extent
+        return self._memory[buffer][first * self._chunk : (first + count) * self._chunk]
+
+    def connect(self) -> None:
+        """Register the receives and lay everything out for the runs."""
+        operations = self.plan.operations
+        for number, op in enumerate(operations):
+            if op.kind == "recv":
+                self._messages[number] = self.transport.recv(self._view(op.dst), op.peer, op.tag)
+        needed = essential(operations)
+        found = followers(needed)
+        self._counts = [len(before) for before in needed]
+        self._lay_lines([bool(later) for later in found])
+        self._write_scripts(needed, found)
         self._missing: list[int] = []
-        self._left = 0
-        self._unflushed = False  # local operations were started since the last flush
+        self._ready: list[int] = []
+        self._waited = 0  # operations left, of those that are not late sends
         self._vain = 0  # polls without success, one after another
+
+    def _write_scripts(self, needed: Sequence[Sequence[int]], found: Sequence[Sequence[int]]) -> None:
+        """The script of the beginning of operation n is at n, that of the arrival of message n at ~n."""
+        operations, messages, flush = self.plan.operations, self._messages, self.transport.flush
+
+        def messages_first(numbers: Sequence[int]) -> list[int]:
+            return sorted(numbers, key=lambda n: (n not in messages, n))
+
+        def script(begin: Sequence[int], arrived: int | None = None) -> Script:
+            actions: list[Action] = []
+            started: list[int] = []
+            nearer: list[int] = []
+            finished = 0
+            stack = messages_first(begin)[::-1]
+
+            def finish(number: int) -> None:
+                nonlocal finished
+                finished += 1
+                alone = [later for later in found[number] if len(needed[later]) == 1]
+                stack.extend(messages_first(alone)[::-1])
+                nearer.extend(later for later in found[number] if len(needed[later]) > 1)
+
+            flushed = False
+            if arrived is not None:
+                if (action := self._arrival(arrived, operations[arrived])) is not None:
+                    actions.append(action)
+                finish(arrived)
+            while stack:
+                number = stack.pop()
+                action = self._action(number, operations[number])
+                if number in messages and flush is not None and not flushed:
+                    # It may read or overwrite what a local operation still works on.
+                    actions.append(flush)
+                    flushed = True
+                if action is not None:
+                    actions.append(action)
+                if number not in messages or messages[number].port is None:
+                    flushed = False
+                    finish(number)
+                elif not self._is_late[number]:
+                    started.append(number)
+            return tuple(actions), tuple(started), tuple(nearer), finished
+
+        nothing: Script = ((), (), (), 0)
+        count = len(operations)
+        self._scripts: list[Script] = [nothing] * (2 * count)
+        for number in range(count):
+            if len(needed[number]) > 1:
+                self._scripts[number] = script([number])
+            if number in messages and not self._is_late[number]:
+                self._scripts[~number] = script([], number)
+        # What begins a run has the place between the two.
+        self._scripts.insert(count, script([number for number in range(count) if not needed[number]]))
+
+    def _lay_lines(self, awaited: Sequence[bool]) -> None:
+        """Give every polled message its line, and each port the first messages of its lines."""
+        operations = self.plan.operations
+        self._tokens = [m.token if (m := self._messages.get(n)) else None for n in range(len(operations))]
+        # Of each polled message: the outstanding messages of its connection in order, the list in which the token of
+        # the first of them stands, and its place there.
+        self._line: list[list[int]] = [[]] * len(operations)
+        self._heads: list[list[Any]] = [[]] * len(operations)
+        self._slot = [0] * len(operations)
+        self._is_late = [False] * len(operations)
+        groups: dict[int, tuple[Port, list[Any], list[list[int]]]] = {}
+        slots: dict[tuple[int, str, int, int], int] = {}
+        late: dict[int, tuple[Port, list[int]]] = {}
+        for number, message in sorted(self._messages.items()):
+            op, port = operations[number], message.port
+            if port is None:
+                continue
+            if op.kind == "send" and not awaited[number] and not port.needs_polling:
+                late.setdefault(id(port), (port, []))[1].append(number)
+                self._is_late[number] = True
+                continue
+            _, heads, lines = groups.setdefault(id(port), (port, [], []))
+            line = (id(port), op.kind, op.peer, op.channel)
+            if line not in slots:
+                slots[line] = len(heads)
+                heads.append(port.idle)
+                lines.append([])
+            slot = slots[line]
+            self._line[number], self._heads[number], self._slot[number] = lines[slot], heads, slot
+        self._groups = [(port.poll, port.idle, heads, lines) for port, heads, lines in groups.values()]
+        self._lines = [line for *_, lines in self._groups for line in lines]
+        self._all_late = list(late.values())
+        self._late_count = sum(len(numbers) for _, numbers in self._all_late)
+
+    def _action(self, number: int, op: Operation) -> Action | None:
+        """What starts an operation; a local one is finished by it."""
+        if op.kind in ("send", "recv"):
+            return self._messages[number].start
+        received = op.src if op.kind == "copy" else op.received
+        lender = self._messages[number - 1] if self._lends(number - 1) else None
+        operand = self._view(received) if lender is None else lender.view
+        if op.kind == "copy":
+            return _then(self._copy(self._view(op.dst), operand), lender)
+        return _then(
+            functools.partial(self._combine, self._view(op.src), operand, out=self._view(op.dst)), lender
+        )
+
+    def _lends(self, number: int) -> bool:
+        """Whether this is a receive after which the next operation reads the sender's memory."""
+        return (
+            self.plan.direct
+            and number >= 0
+            and staged(self.plan.operations[number])
+            and self._messages[number].view is not None
+        )
+
+    def _arrival(self, number: int, op: Operation) -> Action | None:
+        """What to do with a message that has arrived."""
+        message = self._messages[number]
+        if op.kind != "recv" or message.view is None or self._lends(number):
+            return message.take
+        return _then(self._copy(self._view(op.dst), message.view), message)
+
+    def _copy(self, target: Any, source: Any) -> Action:
+        if self._xp is not np:
+            return functools.partial(self._xp.copyto, target, source)
+        # Assignment to a memoryview has a third of the cost of numpy's, and moves as many bytes a second.
+        into, of = memoryview(target.view(np.uint8)), memoryview(source.view(np.uint8))
+        return functools.partial(into.__setitem__, slice(None), of)
 
     @property
     def done(self) -> bool:
         """Whether the run is finished (also before the first one)."""
-        return self._left == 0
+        return self.left == 0
 
     def start(self) -> None:
         """Begin a run."""
+        self._closed = self.transport.begin()
         self._missing = self._counts.copy()
-        self._left = len(self._counts)
-        self._ready.extend(index for index, count in enumerate(self._counts) if count == 0)
+        self._ready = [len(self._counts)]
+        if self._all_late:
+            self._late = [(port, numbers.copy()) for port, numbers in self._all_late]
+        self.left = len(self._counts)
+        self._waited = self.left - self._late_count
 
-    def advance(self) -> bool:
-        """Start all that is ready and collect finished messages; whether anything happened."""
-        ready, missing, heads, outstanding = self._ready, self._missing, self._heads, self._outstanding
-        moved = bool(ready)
-        while ready:
-            index = ready.popleft()
-            line = self._line[index]
-            if line < 0:
-                self._action[index]()
-                self._unflushed = True
-                self._left -= 1
-                for later in self._successors[index]:
-                    missing[later] -= 1
-                    if not missing[later]:
-                        ready.append(later)
-                continue
-            if self._unflushed:  # the message may read or overwrite what a local operation still works on
-                self.transport.flush()
-                self._unflushed = False
-            self._action[index]()
-            queue = outstanding[line]
-            heapq.heappush(queue, index)
-            heads[line] = self._request[queue[0]]
-        if self._left:
-            moved |= self._collect()
-        if self._left == 0 and self._unflushed:
+    def advance(self, polls: int = 1, rest: Callable[[], object] | None = None, spins: int = 0) -> bool:
+        """Go on until the run is done or `polls` polls one after another found nothing; whether it is done.
+
+        rest: called after each such poll beyond the first `spins`.
+        """
+        if self._closed and not self._open(polls, rest):
+            return False
+        # Local names: the loop below is what a small message costs.
+        ready, missing, scripts, groups = self._ready, self._missing, self._scripts, self._groups
+        lines, heads_of, slot_of, tokens = self._line, self._heads, self._slot, self._tokens
+        late = self._late_count
+        waited, vain, idle_polls = self._waited, self._vain, 0
+        while self.left:
+            while ready:
+                actions, started, nearer, finished = scripts[ready.pop()]
+                for action in actions:
+                    action()
+                waited -= finished
+                for number in started:
+                    line = lines[number]
+                    if not line or number < line[0]:
+                        heads_of[number][slot_of[number]] = tokens[number]
+                    if not line or number > line[-1]:
+                        line.append(number)
+                    else:
+                        insort(line, number)
+                for number in nearer:
+                    missing[number] -= 1
+                    if not missing[number]:
+                        ready.append(number)
+            if waited:
+                for poll, idle, heads, queues in groups:
+                    found = poll(heads)
+                    if found:
+                        for slot in found:
+                            line = queues[slot]
+                            ready.append(~line.pop(0))
+                            heads[slot] = tokens[line[0]] if line else idle
+                if not ready and vain % PATIENCE == PATIENCE - 1:
+                    self._poll_behind()
+                if ready:
+                    self.left = waited + late
+                    vain = idle_polls = 0
+                    continue
+            else:
+                left = self._poll_late() if late else 0
+                if left < self.left:
+                    self.left = left
+                    vain = idle_polls = 0
+                    continue
+            vain += 1
+            idle_polls += 1
+            if idle_polls > spins and rest is not None:
+                rest()
+            if idle_polls >= polls:
+                break
+        self._waited, self._vain = waited, vain
+        if self.left:
+            return False
+        if self.transport.flush is not None:
             self.transport.flush()
-            self._unflushed = False
-        return moved
+        self.transport.end()
+        return True
 
-    def _collect(self) -> bool:
-        """Complete finished messages; whether there were any."""
-        ready, missing = self._ready, self._missing
-        finished = self._finished_heads()
-        if finished:
-            self._vain = 0
-        else:
-            self._vain += 1
-            if self._vain < PATIENCE:
-                return False
-            self._vain = 0
-            finished = self._finished_anywhere()
-        for index in finished:
-            self._left -= 1
-            for later in self._successors[index]:
-                missing[later] -= 1
-                if not missing[later]:
-                    ready.append(later)
-        return bool(finished)
+    def _open(self, polls: int, rest: Callable[[], object] | None) -> bool:
+        """Wait until the transport lets the run begin; whether it does."""
+        for _ in range(polls):
+            self._closed = self.transport.begin()
+            if not self._closed:
+                return True
+            if rest is not None:
+                rest()
+        return False
 
-    def _finished_heads(self) -> list[int]:
-        """Poll the first message of each connection, and take out those that are finished."""
-        heads, outstanding = self._heads, self._outstanding
-        finished = []
-        for line in self.transport.test_some(heads) or ():
-            queue = outstanding[line]
-            finished.append(heapq.heappop(queue))
-            heads[line] = self._request[queue[0]] if queue else self.transport.null
-        return finished
+    def _poll_behind(self) -> None:
+        """Poll the messages behind the first ones of their lines."""
+        for poll, _, _, lines in self._groups:
+            behind = [(line, number) for line in lines for number in line[1:]]
+            finished = poll([self._tokens[number] for _, number in behind]) if behind else None
+            for place in finished or ():
+                line, number = behind[place]
+                line.remove(number)
+                self._ready.append(~number)
 
-    def _finished_anywhere(self) -> list[int]:
-        """Poll all outstanding messages, and take out those that are finished."""
-        started = [index for queue in self._outstanding for index in queue]
-        found = self.transport.test_some([self._request[index] for index in started]) or ()
-        finished = [started[position] for position in found]
-        for line in {self._line[index] for index in finished}:
-            # A new list, because the watchdog's thread may be reading the old one. Sorted, it is a heap.
-            queue = sorted(set(self._outstanding[line]).difference(finished))
-            self._outstanding[line] = queue
-            self._heads[line] = self._request[queue[0]] if queue else self.transport.null
-        return finished
+    def _poll_late(self) -> int:
+        """Poll the sends that nothing waits for; how many are left."""
+        for port, numbers in self._late:
+            finished = port.poll([self._tokens[number] for number in numbers]) if numbers else None
+            if finished:
+                gone = {numbers[place] for place in finished}
+                numbers[:] = [number for number in numbers if number not in gone]
+        return sum(len(numbers) for _, numbers in self._late)
 
     def waiting(self) -> list[Operation]:
         """The messages that are started and not finished, the first of each connection, in step order."""
         # Copies, because the watchdog's thread asks too, while the run may go on.
-        heads = sorted(queue[0] for queue in map(list, self._outstanding) if queue)
-        return [self._operations[index] for index in heads]
+        heads = sorted(line[0] for line in map(list, self._lines) if line)
+        if not heads:
+            heads = sorted(number for _, numbers in self._late for number in list(numbers))
+        return [self.plan.operations[number] for number in heads]
 
     def describe(self) -> str:
         """What the run waits for, for the message that ends a job."""
         waiting = self.waiting()
         receives = [op for op in waiting if op.kind == "recv"]
+        if self._closed:
+            return f"it waits {self._closed}"
         if not waiting:
-            return f"it has {self._left} operations left and waits for no message"
+            return f"it has {self.left} operations left and waits for no message"
         op = (receives or waiting)[0]
         what = "a message from" if op.kind == "recv" else "its message to be received by"
-        more = f" ({len(waiting) - 1} other connections wait too)" if len(waiting) > 1 else ""
+        more = f" ({len(waiting) - 1} other messages are waited for too)" if len(waiting) > 1 else ""
         return f"threadblock {op.threadblock}, step {op.step} waits for {what} rank {op.peer}{more}"
 
     def close(self) -> None:
-        """Free the transport's requests."""
-        for request in self._request:
-            if request is not None:
-                request.Free()
-        self._request.clear()
-        self._action.clear()
+        """Free the transport's messages."""
+        for message in self._messages.values():
+            if message.free is not None:
+                message.free()
+        # Views of shared memory live on in them.
+        self._messages.clear()
+        self._scripts, self._groups = [], []
+        self._memory = {}
+
+
+def _then(work: Action, lender: Message | None) -> Action:
+    """The work, and after it the word to the sender that its memory was read."""
+    if lender is None or lender.release is None:
+        return work
+    release = lender.release
+
+    def both() -> None:
+        work()
+        release()
+
+    return both

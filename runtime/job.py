@@ -11,20 +11,30 @@ import os
 import time
 import traceback
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, TypeVar
 
 import numpy as np
 
-from taccl.errors import RunFailed, TacclError
-from taccl.runtime import mpi, start
+from taccl.errors import EnvironmentProblem, RunFailed, TacclError
+from taccl.runtime import mpi, shared, start
 from taccl.runtime.bind import Bound
 from taccl.synth.program import Program
 
 T = TypeVar("T")
 
 MESSAGE_BYTES = 4096  # of an error's text, as other ranks see it
-YIELDS_BEFORE_SLEEP = 20_000  # empty polls; some ten milliseconds
+POLLS_BEFORE_SLEEP = 20_000  # empty ones; some ten milliseconds
+SPINS = 2  # empty polls before the core is offered to others, when every rank has one of its own
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbours:
+    """Of each rank those that it shares memory with, itself among them, and why this rank shares none."""
+
+    sharing: tuple[tuple[int, ...], ...]
+    why_not: str
 
 
 class Job:
@@ -40,6 +50,9 @@ class Job:
             self.data = world.Dup()  # the program's messages, whose tags are its own
             self.board = mpi.Board(self.MPI, world)
             self.watchdog = mpi.Watchdog(self.MPI, deadline_s, self.board)
+        self.memory = shared.SharedMemory()
+        alone = self.board.node_ranks <= len(os.sched_getaffinity(0))
+        self._spins = SPINS if alone else 0
         self._agreed = False
 
     def __enter__(self) -> Job:
@@ -157,22 +170,47 @@ class Job:
         self.watchdog.doing(None)
         return result
 
+    def share_memory(self) -> Neighbours:
+        """Find out who shares memory with whom (collective). Ranks of one node try it: they all do or none."""
+        trial = self.memory.empty(1, np.int64)
+        place = self.memory.place(trial)
+        assert place is not None
+        mine = np.array([place.process, place.fd, place.token, self.board.node], np.int64)
+        everyone = self.gather_bytes(mine.view(np.uint8), "the trial of shared memory").view(np.int64)
+        nodes = everyone[:, 3]
+        why = shared.why_not()
+        for rank in np.flatnonzero(nodes == self.board.node) if not why else ():
+            process, fd, token, _ = everyone[rank].tolist()
+            try:
+                shared.attach(process, fd, token, 8)
+            except EnvironmentProblem as problem:
+                why = str(problem)
+        failed = self.gather_bytes(np.array([bool(why)], np.uint8), "the trial of shared memory")[:, 0]
+        # Of a node with a rank that failed, each rank is alone.
+        sharing = [
+            tuple(int(r) for r in np.flatnonzero(nodes == node))
+            if not failed[nodes == node].any()
+            else (rank,)
+            for rank, node in enumerate(nodes)
+        ]
+        if not why and failed[nodes == self.board.node].any():
+            why = "another rank of this node cannot share its memory"
+        return Neighbours(tuple(sharing), why)
+
+    def connect(self, bound: Bound) -> None:
+        """Let the ranks' transports learn of each other, after all have made their part of the collective."""
+        offers = self.gather_bytes(bound.transport.offer().view(np.uint8), "the connection of the ranks")
+        self.together("the connection of the ranks", lambda: bound.connect(offers.view(np.int64)))
+
     def run(self, bound: Bound) -> None:
         """Run a bound collective once. The watchdog ends the job when it stalls."""
         bound.start()
         executor, watchdog = bound.executor, self.watchdog
         watchdog.doing(executor)
-        advance, rest = executor.advance, os.sched_yield
-        empty = 0
-        while not executor.done:
-            if advance():
-                watchdog.beats += 1
-                empty = 0
-            else:
-                empty += 1
-                rest()
-                if empty > YIELDS_BEFORE_SLEEP:  # a long wait: leave the core to others
-                    time.sleep(50e-6)
+        while not executor.advance(POLLS_BEFORE_SLEEP, os.sched_yield, self._spins):
+            left = executor.left
+            while not executor.advance() and executor.left == left:  # a long wait: leave the core to others
+                time.sleep(50e-6)
         watchdog.doing(None)
         bound.finish()
 

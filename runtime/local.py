@@ -13,8 +13,9 @@ from taccl.runtime.dtypes import DTYPES, OPS
 from taccl.runtime.executor import PATIENCE
 from taccl.runtime.layout import Layout, layout
 from taccl.runtime.semantics import collective_of
+from taccl.runtime.switch import LocalSwitch, LocalTransport
 from taccl.runtime.trace import trace
-from taccl.runtime.transports import LocalSwitch, LocalTransport
+from taccl.runtime.transport import no_offer
 from taccl.synth.collective import Collective
 from taccl.synth.program import Program
 
@@ -29,7 +30,7 @@ def compile_all(program: Program, inplace: bool, collective: Collective | None =
 
 
 def run_bound(bound: Sequence[Bound]) -> None:
-    """Run all ranks, one after another a little, to the end.
+    """Run all ranks, one after another a little, to the end. They are connected.
 
     Raises RunFailed, saying what each rank waits for, when none can go on.
     """
@@ -37,9 +38,11 @@ def run_bound(bound: Sequence[Bound]) -> None:
         one.start()
     vain = 0
     while not all(one.executor.done for one in bound):
-        moved = [one.executor.advance() for one in bound]
-        vain = 0 if any(moved) else vain + 1
-        if vain > PATIENCE:  # by now every rank has looked at every message
+        left = [one.executor.left for one in bound]
+        for one in bound:
+            one.executor.advance()
+        vain = vain + 1 if left == [one.executor.left for one in bound] else 0
+        if vain > 2 * PATIENCE:  # by now every rank has looked at every message
             waits = "; ".join(
                 f"rank {one.executor.plan.rank}: {one.executor.describe()}"
                 for one in bound
@@ -48,6 +51,13 @@ def run_bound(bound: Sequence[Bound]) -> None:
             raise RunFailed(f"the program hangs: {waits}")
     for one in bound:
         one.finish()
+
+
+def connect_all(bound: Sequence[Bound]) -> None:
+    """Connect the ranks of this process."""
+    offers = np.stack([no_offer() for _ in bound])
+    for one in bound:
+        one.connect(offers)
 
 
 def _layout(collective: Collective, inputs: Sequence[Array]) -> Layout:
@@ -103,6 +113,7 @@ def run_in_process(
             buffers = Buffers(views[0], views[1])
         outputs.append(buffers.output)
         bound.append(Bound(compiled, rank, shape, buffers, dtype, op, LocalTransport(switch, rank)))
+    connect_all(bound)
     if shape.block_elements:
         run_bound(bound)
     return outputs

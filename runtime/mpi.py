@@ -197,6 +197,8 @@ def say(message: str) -> None:
 class Waiter(Protocol):
     """Something that waits and can say for what."""
 
+    left: int  # falls while there is progress
+
     def describe(self) -> str:
         """What it waits for, as the rest of "rank 3 made no progress for 5 s: ..."."""
 
@@ -204,10 +206,10 @@ class Waiter(Protocol):
 class Watchdog:
     """A daemon thread that ends the job when this rank makes no progress for `deadline_s` seconds.
 
-    The main thread adds to `beats` whenever something completed, and says with `doing` what it is about to
-    wait for; None when it computes and waits for nobody. mpi4py gives up the GIL inside blocking calls, so
-    the thread also runs while the main thread sits in one. `board` is shared by the ranks of this node: it
-    decides which one speaks when several run out of time together, and tells who does not answer.
+    The main thread says with `doing` what it is about to wait for, whose `left` falls with progress; None when
+    it computes and waits for nobody. mpi4py gives up the GIL inside blocking calls, so the thread also runs
+    while the main thread sits in one. `board` is shared by the ranks of this node: it decides which one speaks
+    when several run out of time together, and tells who does not answer.
     """
 
     def __init__(self, MPI: Any, deadline_s: float, board: Board) -> None:
@@ -232,17 +234,22 @@ class Watchdog:
         self._thread.join()
 
     def _watch(self) -> None:
-        seen, since = self.beats, time.monotonic()
+        seen, since = self._marks(), time.monotonic()
         # A tick well below the deadline, so that the job ends soon after it.
         while not self._stop.wait(min(0.1, self.deadline_s / 10)):
             now = time.monotonic()
             self._board.sign(now, self._doing is not None)
-            if self.beats != seen or self._doing is None:
-                seen, since = self.beats, now
+            if self._marks() != seen or self._doing is None:
+                seen, since = self._marks(), now
             elif now - since > self.deadline_s:
                 if self._board.claim():
                     self._report()
                 abort(self._mpi, JOB_FAILED)
+
+    def _marks(self) -> tuple[int, int]:
+        """What changes when there is progress."""
+        doing = self._doing
+        return self.beats, 0 if doing is None or isinstance(doing, str) else doing.left
 
     def _report(self) -> None:
         doing = self._doing
@@ -272,6 +279,7 @@ class Board:
         mine = array("i", [comm.Get_rank()])
         self._ranks = array("i", [0] * node.Get_size())
         node.Allgather(mine, self._ranks)  # also: nobody signs before the cells are cleared
+        self.node = min(self._ranks)  # the node's first rank names it
         self.node_ranks = node.Get_size()
         self.node_slot = self._slot
         self._node = node

@@ -1,41 +1,44 @@
-"""How messages travel: through MPI, or inside one process.
+"""Messages through MPI: from host memory, from device memory that the library takes, or staged through the host.
 
-`MpiTransport` holds persistent requests on a communicator of its own, so tags never meet the application's.
-`LocalTransport` joins ranks that live in one process: for tests, debugging, and running without MPI. A local
-send is done only when its receive is posted, the strictest behaviour that MPI allows.
+Persistent requests on a communicator of its own, so tags never meet the application's.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from taccl.errors import EnvironmentProblem
 from taccl.runtime.gpu import Cuda
+from taccl.runtime.transport import Message, no_offer
 
 LARGE_BYTES = 2**31 - 1  # above this, counts do not fit the calls of MPI before version 4
+FIRST = (0,)
 
 
 class MpiTransport:
     """Persistent MPI requests on host arrays, or on device arrays when the library takes them."""
 
     name = "mpi"
+    needs_polling = False  # a poll of any request moves all
 
     def __init__(
         self, MPI: Any, comm: Any, chunk_bytes: int, cuda: Cuda | None = None, large_bytes: int = LARGE_BYTES
     ) -> None:
         self._comm = comm
-        self._cuda = cuda
         self._mpi = MPI
-        self.null = MPI.REQUEST_NULL
-        self.test_some = MPI.Request.Testsome
+        self.idle = MPI.REQUEST_NULL
+        # MPI does not know of streams: device operations must be finished before it touches their data.
+        self.flush: Callable[[], None] | None = None if cuda is None else cuda.synchronize
+        self._test_some = MPI.Request.Testsome
         self._large_bytes = large_bytes
         self._chunk_bytes = chunk_bytes
         self._chunk_type: Any = None
         self._largest_tag = int(comm.Get_attr(MPI.TAG_UB))
 
-    def _message(self, array: Any, tag: int) -> list[Any]:
+    def _data(self, array: Any, tag: int) -> list[Any]:
         if tag > self._largest_tag:
             raise EnvironmentProblem(
                 f"the program has more messages between two ranks than the MPI library has tags "
@@ -57,16 +60,31 @@ class MpiTransport:
             self._chunk_type = self._mpi.BYTE.Create_contiguous(self._chunk_bytes).Commit()
         return [data, array.nbytes // self._chunk_bytes, self._chunk_type]
 
-    def send(self, array: Any, peer: int, tag: int) -> Any:
-        return self._comm.Send_init(self._message(array, tag), peer, tag)
+    def _message(self, request: Any) -> Message:
+        return Message(self, request, request.Start, free=request.Free)
 
-    def recv(self, array: Any, peer: int, tag: int) -> Any:
-        return self._comm.Recv_init(self._message(array, tag), peer, tag)
+    def send(self, array: Any, peer: int, tag: int) -> Message:
+        return self._message(self._comm.Send_init(self._data(array, tag), peer, tag))
 
-    def flush(self) -> None:
-        """MPI does not know of streams: device operations must be finished before it touches their data."""
-        if self._cuda is not None:
-            self._cuda.synchronize()
+    def recv(self, array: Any, peer: int, tag: int) -> Message:
+        return self._message(self._comm.Recv_init(self._data(array, tag), peer, tag))
+
+    offer = staticmethod(no_offer)
+
+    def connect(self, offers: np.ndarray[Any, Any]) -> None:
+        """MPI matches messages by rank and tag."""
+
+    def begin(self) -> str:
+        return ""
+
+    def end(self) -> None:
+        """Persistent requests need nothing."""
+
+    def poll(self, tokens: list[Any]) -> Sequence[int] | None:
+        if len(tokens) == 1:
+            return FIRST if tokens[0] is not self.idle and tokens[0].Test() else None
+        found: Sequence[int] | None = self._test_some(tokens)
+        return found
 
     def close(self) -> None:
         """Free what the transport made; its requests must be freed before."""
@@ -75,109 +93,54 @@ class MpiTransport:
             self._chunk_type = None
 
 
-class _StagedRequest:
-    """A message between device arrays through pinned host memory."""
-
-    __slots__ = ("cuda", "device", "host", "inner", "sends")
-
-    def __init__(self, cuda: Cuda, device: Any, host: Any, inner: Any, sends: bool) -> None:
-        self.cuda, self.device, self.host, self.inner, self.sends = cuda, device, host, inner, sends
-
-    def Start(self) -> None:
-        if self.sends:
-            self.cuda.download(self.host, self.device)
-        self.inner.Start()
-
-    def Free(self) -> None:
-        self.inner.Free()
-
-
 class StagedTransport:
     """Device arrays over an MPI that takes host memory only: each message has a pinned host buffer."""
 
     name = "staged-mpi"
+    idle = None
+    needs_polling = False
 
     def __init__(self, inner: MpiTransport, cuda: Cuda) -> None:
         self._inner, self._cuda = inner, cuda
-        self.null = None
+        # Before a message is started, all that may still write its data must be finished.
+        self.flush: Callable[[], None] | None = cuda.synchronize
 
-    def send(self, array: Any, peer: int, tag: int) -> _StagedRequest:
-        host = self._cuda.pinned(array.nbytes)
-        return _StagedRequest(self._cuda, array, host, self._inner.send(host, peer, tag), True)
+    def send(self, array: Any, peer: int, tag: int) -> Message:
+        cuda, host = self._cuda, self._cuda.pinned(array.nbytes)
+        inner = self._inner.send(host, peer, tag)
+        assert inner.start is not None
+        begin = inner.start
 
-    def recv(self, array: Any, peer: int, tag: int) -> _StagedRequest:
-        host = self._cuda.pinned(array.nbytes)
-        return _StagedRequest(self._cuda, array, host, self._inner.recv(host, peer, tag), False)
+        def start() -> None:
+            cuda.download(host, array)
+            begin()
 
-    def test_some(self, requests: list[_StagedRequest | None]) -> list[int]:
-        null = self._inner.null
-        done = self._inner.test_some([null if r is None else r.inner for r in requests]) or []
-        for index in done:
-            request = requests[index]
-            assert request is not None
-            if not request.sends:
-                self._cuda.upload(request.device, request.host)
-        return list(done)
+        return Message(self, (inner.token, None), start, free=inner.free)
 
-    def flush(self) -> None:
-        """Before a message is started, all that may still write its data must be finished."""
-        self._cuda.synchronize()
+    def recv(self, array: Any, peer: int, tag: int) -> Message:
+        cuda, host = self._cuda, self._cuda.pinned(array.nbytes)
+        inner = self._inner.recv(host, peer, tag)
+        return Message(self, (inner.token, lambda: cuda.upload(array, host)), inner.start, free=inner.free)
 
+    offer = staticmethod(no_offer)
 
-class _LocalRequest:
-    __slots__ = ("array", "finished", "key", "sends", "started", "switch")
+    def connect(self, offers: np.ndarray[Any, Any]) -> None:
+        """MPI matches messages by rank and tag."""
 
-    def __init__(self, switch: LocalSwitch, key: tuple[int, int, int], sends: bool, array: Any) -> None:
-        self.switch, self.key, self.sends, self.array = switch, key, sends, array
-        self.started = self.finished = False
+    def begin(self) -> str:
+        return ""
 
-    def Start(self) -> None:
-        self.started, self.finished = True, False
-        self.switch.offer(self)
+    def end(self) -> None:
+        """Persistent requests need nothing."""
 
-    def Free(self) -> None:
-        self.started = False
-
-
-class LocalSwitch:
-    """Joins the ends of the ranks of one process."""
-
-    def __init__(self) -> None:
-        self._offers: dict[tuple[tuple[int, int, int], bool], _LocalRequest] = {}
-
-    def offer(self, request: _LocalRequest) -> None:
-        """Match a started request with its counterpart, or keep it until that comes."""
-        other = self._offers.pop((request.key, not request.sends), None)
-        if other is None:
-            self._offers[request.key, request.sends] = request
-            return
-        source, target = (request, other) if request.sends else (other, request)
-        np.copyto(target.array, source.array)
-        source.finished = target.finished = True
-
-
-class LocalTransport:
-    """One rank's end of a `LocalSwitch`."""
-
-    name = "local"
-    null = None
-
-    def __init__(self, switch: LocalSwitch, rank: int) -> None:
-        self._switch, self._rank = switch, rank
-
-    def send(self, array: Any, peer: int, tag: int) -> _LocalRequest:
-        return _LocalRequest(self._switch, (self._rank, peer, tag), True, array)
-
-    def recv(self, array: Any, peer: int, tag: int) -> _LocalRequest:
-        return _LocalRequest(self._switch, (peer, self._rank, tag), False, array)
-
-    def test_some(self, requests: list[_LocalRequest | None]) -> list[int]:
-        done = [i for i, r in enumerate(requests) if r is not None and r.started and r.finished]
-        for i in done:
-            request = requests[i]
-            assert request is not None
-            request.started = False
+    def poll(self, tokens: list[Any]) -> Sequence[int] | None:
+        idle = self._inner.idle
+        done = self._inner.poll([idle if token is None else token[0] for token in tokens])
+        for place in done or ():
+            upload = tokens[place][1]
+            if upload is not None:
+                upload()
         return done
 
-    def flush(self) -> None:
-        """Host operations are finished when they return."""
+    def close(self) -> None:
+        """The inner transport is closed by who made it."""

@@ -15,6 +15,7 @@ from taccl.runtime.dtypes import DTYPES
 from taccl.runtime.job import Job, fingerprint
 from taccl.runtime.layout import Layout
 from taccl.runtime.semantics import collective_of
+from taccl.runtime.shm import SharedMemoryTransport
 from taccl.runtime.trace import trace
 from taccl.runtime.transports import MpiTransport
 
@@ -46,7 +47,7 @@ def segments() -> list[str]:
     return sorted({f"/dev/shm/{name}" for name in names if name.startswith("mpich_")})
 
 
-def main(how: str) -> None:
+def main(how: str, way: str) -> None:
     with Job(DEADLINE_S) as job:
         victim = job.rank == VICTIM
         if job.rank == 0:
@@ -60,10 +61,15 @@ def main(how: str) -> None:
             job.together("the start", lambda: fail("taccl") if victim else None)
         order = trace(program)
         compiled = compile_program(program, collective_of(program, order), False, [job.rank], order)
-        buffers = Buffers(np.zeros(size, np.int32), np.zeros(size * job.ranks, np.int32))
+        memory = job.memory.empty if way == "shm" else np.zeros
+        buffers = Buffers(memory(size, np.int32), memory(size * job.ranks, np.int32))
         transport = MpiTransport(job.MPI, job.data, size * 4)
+        if way == "shm":
+            node = job.share_memory().sharing[job.rank]
+            transport = SharedMemoryTransport(job.memory, job.rank, node, compiled.messages, transport)
         shape = Layout(size, 1, job.ranks)
-        bound = Bound(compiled, job.rank, shape, buffers, DTYPES["int32"], None, transport)
+        bound = Bound(compiled, job.rank, shape, buffers, DTYPES["int32"], None, transport, np, memory)
+        job.connect(bound)
         for turn in range(10**9):
             if turn == 100 and victim:
                 print(f"at {time.time()}", flush=True)
@@ -75,4 +81,4 @@ def main(how: str) -> None:
                 job.barrier()
 
 
-main(sys.argv[1])
+main(sys.argv[1], *(sys.argv[2:] or ["mpi"]))

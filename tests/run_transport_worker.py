@@ -1,13 +1,16 @@
 """A rank that runs programs over the transport of sys.argv[1]. See test_run_transports.py."""
 
+import dataclasses
+import gc
 import json
 import sys
+from pathlib import Path
 
 import device_double
 import numpy as np
 import runtime_programs as programs
 
-from taccl.runtime import check, transports
+from taccl.runtime import check, shm, transports
 from taccl.runtime.bind import Bound, Buffers, compile_program
 from taccl.runtime.dtypes import DTYPES
 from taccl.runtime.gpu import Cuda
@@ -28,32 +31,35 @@ class Watching(transports.MpiTransport):
 
     early = 0
 
-    def watched(self, request):
-        class Request(self._mpi.Prequest):
-            def Start(me):
-                Watching.early += not device_double.state.clean
-                super().Start()
+    def _message(self, request):
+        message = super()._message(request)
 
-        return Request(request)
+        def start():
+            Watching.early += not device_double.state.clean
+            request.Start()
 
-    def send(self, array, peer, tag):
-        return self.watched(super().send(array, peer, tag))
-
-    def recv(self, array, peer, tag):
-        return self.watched(super().recv(array, peer, tag))
+        return dataclasses.replace(message, start=start)
 
 
-def one(job, program, elements, dtype, op, how):
+def one(job, program, elements, dtype, op, how, inplace=False):
     order = trace(program)
     collective = collective_of(program, order)
     op = op if collective.combining else None
-    compiled = compile_program(program, collective, False, [job.rank], order)
+    compiled = compile_program(program, collective, inplace, [job.rank], order)
     shape = layout(collective, elements)
-    guarded = check.allocate(collective, shape, job.rank, dtype, False)
+    empty = job.memory.empty if how == "shared" else np.empty
+    guarded = check.allocate(collective, shape, job.rank, dtype, inplace, empty)
     host = guarded.buffers
     check.fill(host, dtype, op, job.rank, job.ranks)
     xp, buffers, chunk_bytes = np, host, shape.chunk_elements * dtype.bytes
-    if how == "large":  # every message is "too long", and is counted in chunks
+    inside = None
+    if how in SHM:
+        inner = transports.MpiTransport(job.MPI, job.data, chunk_bytes)
+        # "mixed": only ranks 0 and 1 share memory
+        node = NEIGHBOURS.sharing[job.rank] if how != "mixed" else (0, 1) if job.rank < 2 else (job.rank,)
+        transport = shm.SharedMemoryTransport(job.memory, job.rank, node, compiled.messages, inner)
+        inside = job.memory.empty
+    elif how == "large":  # every message is "too long", and is counted in chunks
         transport = inner = transports.MpiTransport(job.MPI, job.data, chunk_bytes, None, 8)
     else:
         xp = device_double.make()
@@ -63,27 +69,49 @@ def one(job, program, elements, dtype, op, how):
         transport = inner = Watching(job.MPI, job.data, chunk_bytes, cuda)
         if how == "staged":
             transport = transports.StagedTransport(inner, cuda)
-    bound = Bound(compiled, job.rank, shape, buffers, dtype, op, transport, xp)
-    for _ in range(2):
+    bound = Bound(compiled, job.rank, shape, buffers, dtype, op, transport, xp, inside)
+    job.connect(bound)
+    for _ in range(1 if inplace else 3):
         job.run(bound)
-    if how != "large":
+    if how in ("device", "staged"):
         cuda.download(host.input, buffers.input)
         cuda.download(host.output, buffers.output)
-    found = check.inspect(guarded, collective, shape, job.rank, dtype, op, False)
+    found = check.inspect(guarded, collective, shape, job.rank, dtype, op, inplace)
     bound.close()
+    transport.close()
     inner.close()
     return found.wrong + found.outside
 
 
+SHM = ("shared", "private", "mixed", "crowded")
+if sys.argv[1] in SHM:
+    # Short tiles, so that messages of a few KB go every way that there is.
+    shm.SHORT_BYTES, shm.TILE_BYTES = 64, 512
+if sys.argv[1] == "crowded":
+    shm.PRIVATE_BYTES = 16 * 2**10  # there is not room for all
+
 with Job(20.0) as job:
+    NEIGHBOURS = job.share_memory()
+    assert NEIGHBOURS.sharing == (tuple(range(job.ranks)),) * job.ranks and not NEIGHBOURS.why_not
     wrong = cases = 0
     for name in ("allgather", "alltoall", "allreduce", "reducescatter", "reduce"):
         for dtype in ("float32", "bfloat16", "int64"):
             for op in ("sum", "avg") if name in ("allreduce", "reducescatter", "reduce") else ("sum",):
-                for elements in (2400, 2405):
+                for elements in (2400, 2405, 24):
                     program = programs.ALL[name](job.ranks, 2)
                     wrong += one(job, program, elements, DTYPES[dtype], op, sys.argv[1])
                     cases += 1
-    totals = job.reduce(np.array([wrong, Watching.early, cases]), "sum")
+    for program in (
+        programs.ring_allgather(job.ranks, 2, inplace=True),
+        programs.ring_allreduce(job.ranks, 2),
+        programs.inplace_exchange(job.ranks),
+    ):
+        for elements in (2400, 2405, 24) if sys.argv[1] in (*SHM, "large") else ():
+            wrong += one(job, program, elements, DTYPES["int32"], "sum", sys.argv[1], True)
+            cases += 1
+    gc.collect()
+    pieces = [line for line in Path("/proc/self/maps").read_text().splitlines() if "memfd:taccl" in line]
+    totals = job.reduce(np.array([wrong, Watching.early, cases, len(pieces)]), "sum")
     if job.rank == 0:
-        print(json.dumps({"wrong": int(totals[0]), "early": int(totals[1]), "cases": int(totals[2])}))
+        names = ("wrong", "early", "cases", "pieces")
+        print(json.dumps(dict(zip(names, totals.tolist(), strict=True))))

@@ -87,7 +87,7 @@ def test_every_collective_beside_mpi(saved, name):
         assert mode["reference_time_us"] > 0 and mode["min_time"] <= mode["median_time"]
         assert row["wire_bytes"] > 0
     assert document["out_of_bounds"] == {"count": 0, "okay": True}
-    assert (document["schema"], document["transport"], document["codec"]) == ("taccl/run/v1", "mpi", "none")
+    assert (document["schema"], document["transport"], document["codec"]) == ("taccl/run/v1", "shm", "none")
     assert rows(ended.err)  # the table goes to stderr
 
 
@@ -155,6 +155,7 @@ def test_wrong_data_fails_with_code_1_on_every_rank(saved):
         (4, ("GOOD", "-b", "lots"), 2, "'lots' is not a size"),
         (4, ("GOOD", "-n", "0"), 2, "Invalid value for '-n'"),
         (4, ("GOOD", "--transport", "staged-mpi"), 2, "give --device cuda"),
+        (4, ("GOOD", "--transport", "mpi", "--buffers", "shared"), 2, "host memory of the transport shm"),
         (4, ("GOOD", "--json", "/no/such/place/x.json"), 2, "its directory does not exist"),
         (4, ("MISSING",), 3, "No such file"),
         (4, ("BROKEN",), 3, ""),
@@ -262,7 +263,9 @@ def test_a_message_may_wait_for_a_later_one_of_its_connection(saved, tmp_path, s
 
 @pytest.mark.mpi
 @mpi
-@pytest.mark.parametrize("more", [("-v",), ("--json", "/dev/null"), ("-n", "3"), ("--deadline", "19")])
+@pytest.mark.parametrize(
+    "more", [("-v",), ("--buffers", "shared"), ("--json", "/dev/null"), ("-n", "3"), ("--deadline", "19")]
+)
 def test_a_rank_with_other_options_is_named(saved, more):
     """Also when the options only make ranks speak or write, for which they meet."""
     path = saved(programs.ring_allgather(4))
@@ -294,11 +297,42 @@ def test_help_is_printed_once():
 
 @pytest.mark.mpi
 @mpi
-def test_verbose_names_the_transport_of_every_rank(saved):
-    ended = taccl(2, "run", saved(programs.ring_allgather(2)), "-b", "1K", "-e", "1K", *FAST, "-v", "-c", "0")
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ((), "private host buffers, transport shm to every peer"),
+        (("--buffers", "shared"), "shared host buffers, transport shm to every peer"),
+        (("--transport", "mpi"), "private host buffers, transport mpi to every peer"),
+    ],
+)
+def test_verbose_names_the_transport_of_every_rank(saved, more, words):
+    path = saved(programs.ring_allgather(2))
+    ended = taccl(2, "run", path, "-b", "1K", "-e", "1K", *FAST, "-v", "-c", "0", *more)
     assert ended.code == 0
-    assert messages(ended) == [f"taccl: rank {r}: host buffers, transport mpi to every peer" for r in (0, 1)]
+    assert messages(ended) == [f"taccl: rank {r}: {words}" for r in (0, 1)]
     assert rows(ended.out)[0][8] == "N/A"  # not checked
+
+
+@pytest.mark.mpi
+@mpi
+def test_a_node_whose_memory_cannot_be_opened_goes_through_mpi(saved):
+    """As in containers that hide each other's processes."""
+    code = (
+        "import sys\n"
+        "from taccl.runtime import shared\n"
+        "shared._name = lambda token: f'other-{token}-{sys.argv[-1]}'\n"
+        "from taccl.runtime.mpi import launcher\n"
+        "shared._name = lambda token, rank=launcher().rank: f'taccl-{token}' if rank else f'other-{token}'\n"
+        "from taccl.cli import main; main()\n"
+    )
+    arguments = ("run", saved(programs.ring_allgather(3)), "-b", "1K", "-e", "1K", *FAST)
+    ended = launch(3, "-c", code, *arguments, "-v")
+    assert ended.code == 0, ended.err
+    said = messages(ended)
+    assert len(said) == 3 and all("transport mpi to every peer (" in line for line in said)
+    assert sum("does not hold the memory that it should share" in line for line in said) == 3
+    forced = launch(3, "-c", code, *arguments, "--transport", "shm")
+    assert forced.code == 6 and "memory cannot be shared" in forced.err and len(messages(forced)) == 1
 
 
 @pytest.mark.mpi

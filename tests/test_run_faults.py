@@ -13,26 +13,29 @@ TRIES = 3
 START_S = 8.0  # of a job on a busy machine
 
 
-def fault(how):
-    ended = launch(4, WORKER, how)
+def fault(how, way="mpi"):
+    ended = launch(4, WORKER, how, way)
     assert ended.code != 0
     assert ended.seconds < DEADLINE_S + 2 + START_S
     assert "Traceback" not in ended.err
     (line,) = [line for line in ended.out.splitlines() if line.startswith("segments")]
     assert [path for path in line.split()[1:] if Path(path).exists()] == []  # no memory is left behind
+    assert list(Path("/dev/shm").glob("*taccl*")) == []
     return ended
 
 
 @pytest.mark.parametrize(
-    ("how", "words"),
+    ("how", "way", "words"),
     [
-        ("stop", "rank 2 has shown no sign of life for"),
-        ("sleep", "rank 2 lives and waits for nobody"),
-        ("barrier", "rank 2 lives and waits for nobody"),
+        ("stop", "mpi", "rank 2 has shown no sign of life for"),
+        ("stop", "shm", "rank 2 has shown no sign of life for"),
+        ("sleep", "mpi", "rank 2 lives and waits for nobody"),
+        ("sleep", "shm", "rank 2 lives and waits for nobody"),
+        ("barrier", "mpi", "rank 2 lives and waits for nobody"),
     ],
 )
-def test_a_rank_that_stalls_is_named(how, words):
-    ended = fault(how)
+def test_a_rank_that_stalls_is_named(how, way, words):
+    ended = fault(how, way)
     assert ended.code == 86
     said = messages(ended)
     assert len(said) == 1
@@ -78,11 +81,11 @@ def test_a_rank_that_leaves_ends_the_job_at_once(how, code, words):
     assert words in said and "the job is ended" in said
 
 
-@pytest.mark.parametrize("how", ["kill", "os_exit"])
-def test_a_rank_that_dies_takes_the_job_with_it(how):
+@pytest.mark.parametrize(("how", "way"), [("kill", "mpi"), ("kill", "shm"), ("os_exit", "mpi")])
+def test_a_rank_that_dies_takes_the_job_with_it(how, way):
     """Nobody can speak for a process that is gone; the launcher does, though in a hurry it may end without a word."""
     for _ in range(TRIES):
-        ended = fault(how)
+        ended = fault(how, way)
         said = ended.err + ended.out
         if "BAD TERMINATION" in said or "exit" in said.lower():
             return

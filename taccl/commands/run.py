@@ -20,12 +20,12 @@ from taccl.streams import check_stdout
 if TYPE_CHECKING:
     from taccl.profiles.topology import Topology
     from taccl.runtime.bench import Row, Settings
-    from taccl.runtime.job import Job
+    from taccl.runtime.job import Job, Neighbours
     from taccl.runtime.trace import Trace
     from taccl.synth.collective import Collective
     from taccl.synth.program import Program
 
-TRANSPORTS = ("auto", "mpi", "mpi-cuda", "staged-mpi")
+TRANSPORTS = ("auto", "shm", "mpi", "mpi-cuda", "staged-mpi")
 DEADLINE_S = 30.0  # default; see bench.patience_s
 MAX_ROWS = 100_000  # sizes of one run
 UNITS = {
@@ -127,6 +127,13 @@ class RankedCommand(click.Command):
     help="How messages travel; a forced one fails rather than falls back.",
 )
 @click.option(
+    "--buffers",
+    type=click.Choice(("private", "shared")),
+    default="private",
+    show_default=True,
+    help="Memory of the collective's buffers: a program's own, or the executor's shared segments.",
+)
+@click.option(
     "--device",
     type=click.Choice(("auto", "host", "cuda")),
     default="host",
@@ -184,9 +191,9 @@ def _run(job: Job, options: dict[str, Any]) -> bool:
     # Some options decide whether ranks meet again to speak in turn or to write.
     facts = (settings, collective, options["verbose"], options["json_path"] is not None)
     job.agree_on(fingerprint(program, facts), "program, or has other options,")
-    settings = _with_transport(job, settings)
+    settings, neighbours = _with_transport(job, settings)
     predict = job.together("the prediction of times", lambda: _predictor(topology, program, collective))
-    _say_devices(job, settings, options["verbose"])
+    _say_devices(job, settings, neighbours, options["verbose"])
     out = sys.stderr if options["json_path"] == "-" else sys.stdout
     first = job.rank == 0
     name, ranks = collective.name, collective.ranks
@@ -194,7 +201,7 @@ def _run(job: Job, options: dict[str, Any]) -> bool:
         for text in [*_preamble(job, program, settings), *table.header(settings.reference, bool(predict))]:
             print(text, file=out, flush=True)
     rows: list[tuple[Row, float | None]] = []
-    for row in measure(job, program, collective, order, settings):
+    for row in measure(job, program, collective, order, settings, neighbours.sharing[job.rank]):
         predicted = predict(row.size_bytes) if predict is not None and first else None
         rows.append((row, predicted))
         if first:
@@ -261,7 +268,8 @@ def _prepare(
     settings = Settings(
         sizes_bytes=sizes, dtypes=dtypes, ops=ops, modes=_modes(options, program, collective),
         iterations=options["iters"], warmup=options["warmup"], checks=options["checks"], device=device,
-        transport=_transport(options["transport"], device), reference=options["reference"],
+        transport=_transport(options["transport"], device, options["buffers"]), buffers=options["buffers"],
+        reference=options["reference"],
         deadline_s=options["deadline"],
     )  # fmt: skip
     return program, collective, settings, order, topology or opened.topology
@@ -316,29 +324,53 @@ def _modes(options: dict[str, Any], program: Program, collective: Collective) ->
     return tuple(chosen)
 
 
-def _transport(asked: str, device: str) -> str:
+def _transport(asked: str, device: str, buffers: str) -> str:
+    if buffers == "shared" and (device != "host" or asked == "mpi"):
+        raise UsageError("--buffers shared is host memory of the transport shm")
     if device == "host":
         if asked in ("mpi-cuda", "staged-mpi"):
             raise UsageError(f"--transport {asked} moves device memory; give --device cuda")
-        return "mpi"
-    if asked == "mpi":
-        raise UsageError("--transport mpi moves host memory; with --device cuda give mpi-cuda or staged-mpi")
+        return asked
+    if asked in ("mpi", "shm"):
+        raise UsageError(
+            f"--transport {asked} moves host memory; with --device cuda give mpi-cuda or staged-mpi"
+        )
     return asked
 
 
-def _with_transport(job: Job, settings: Settings) -> Settings:
-    """Resolve `auto` on device memory: rank 0 tries it in child processes, because it may crash."""
+def _with_transport(job: Job, settings: Settings) -> tuple[Settings, Neighbours]:
+    """Resolve `auto`: on the host shared memory where ranks have it; on a device rank 0 tries whether MPI takes its
+    memory, in child processes, because it may crash."""
     import dataclasses
 
     import numpy as np
 
     from taccl.runtime.doctor import mpi_takes_device_memory
+    from taccl.runtime.job import Neighbours
 
+    alone = Neighbours(tuple((rank,) for rank in range(job.ranks)), "")
+    if settings.device == "host" and settings.transport in ("auto", "shm"):
+        found = job.share_memory()
+        some = any(len(ranks) > 1 for ranks in found.sharing)
+        if settings.transport == "shm" or settings.buffers == "shared":
+            job.together("the choice of the transport", lambda: _check_shared(job, settings, found))
+        transport = "shm" if some or settings.transport == "shm" or settings.buffers == "shared" else "mpi"
+        return dataclasses.replace(settings, transport=transport), found
     if settings.transport != "auto":
-        return settings
+        return settings, alone
     aware = job.rank == 0 and mpi_takes_device_memory()[0]
     everyone = job.gather_bytes(np.array([aware], np.uint8), "the probe of device memory")
-    return dataclasses.replace(settings, transport="mpi-cuda" if everyone[0, 0] else "staged-mpi")
+    return dataclasses.replace(settings, transport="mpi-cuda" if everyone[0, 0] else "staged-mpi"), alone
+
+
+def _check_shared(job: Job, settings: Settings, found: Neighbours) -> None:
+    """Raise EnvironmentProblem when what was asked for by name cannot be."""
+    if found.why_not:
+        raise EnvironmentProblem(f"memory cannot be shared: {found.why_not}")
+    if settings.transport == "shm" and len(found.sharing[job.rank]) < job.ranks:
+        raise EnvironmentProblem(
+            "--transport shm needs all ranks on one node; auto takes shared memory within nodes and MPI between them"
+        )
 
 
 def _predictor(
@@ -357,17 +389,31 @@ def _predictor(
     return predict
 
 
-def _say_devices(job: Job, settings: Settings, verbose: bool) -> None:
+def _say_devices(job: Job, settings: Settings, neighbours: Neighbours, verbose: bool) -> None:
     if not verbose:
         return
     from taccl.runtime.mpi import say
 
     for rank in range(job.ranks):
         if rank == job.rank:
-            say(
-                f"taccl: rank {rank}: {settings.device} buffers, transport {settings.transport} to every peer"
-            )
+            say(f"taccl: rank {rank}: {_memory(settings)} buffers, {_ways(job, settings, neighbours)}")
         job.barrier()
+
+
+def _memory(settings: Settings) -> str:
+    return f"{settings.buffers} host" if settings.device == "host" else settings.device
+
+
+def _ways(job: Job, settings: Settings, neighbours: Neighbours) -> str:
+    """By which transport this rank reaches which peers."""
+    near = [rank for rank in neighbours.sharing[job.rank] if rank != job.rank]
+    if settings.transport != "shm" or not near:
+        rest = "mpi" if settings.transport == "shm" else settings.transport
+        why = f" ({neighbours.why_not})" if neighbours.why_not else ""
+        return f"transport {rest} to every peer{why}"
+    if len(near) == job.ranks - 1:
+        return "transport shm to every peer"
+    return f"transport shm to rank{'s' * (len(near) > 1)} {', '.join(map(str, near))}, mpi to the others"
 
 
 def _preamble(job: Job, program: Program, settings: Settings) -> list[str]:
@@ -377,7 +423,7 @@ def _preamble(job: Job, program: Program, settings: Settings) -> list[str]:
     library = mpi.library(job.MPI)
     lines = [
         f"# taccl {__version__}, {library.name} {library.version}, {job.ranks} ranks, "
-        f"{settings.device} buffers, transport {settings.transport}",
+        f"{_memory(settings)} buffers, transport {settings.transport}",
         f"# {program.name}: {program.collective}, {program.chunks_per_loop} chunks, {program.protocol}; "
         f"warmup {settings.warmup}, iterations {settings.iterations}, checks {settings.checks}",
     ]

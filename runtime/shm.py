@@ -1,0 +1,313 @@
+"""Messages between the ranks of one node through shared memory; to other ranks through another transport.
+
+A message goes one of three ways.
+
+- Lent: its data lie in shared memory. The sender only sets a flag; the receiver reads the data where they are, and sets
+  a flag when it has. So it is copied once, or not at all when it is reduced on the way.
+- Parcel: it is short, or its data are private and it is not long. The sender puts a copy into shared memory and is
+  done. There is room for the parcels of two runs, so a rank may be one run ahead of the receivers of its parcels.
+- Tiled: its data are private and it is long. It goes in tiles of which a few are under way, so that they stay in the
+  caches.
+
+A flag is an 8-byte cell that holds the number of the run; of a tiled message also how many tiles were moved. A rank
+polls cells of its own control memory only, and others write them. On x86 a store is seen after the stores before it
+and the loads of the same processor, so data need no other fence. Polling gives way to other processes by sched_yield.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from taccl.errors import EnvironmentProblem
+from taccl.runtime.shared import Place, SharedMemory, attach
+from taccl.runtime.transport import Message, Transport
+
+SHORT_BYTES = 16 * 2**10  # up to here a second copy costs less than to wait for the receiver
+TILE_BYTES = 128 * 2**10  # private messages up to this length are parcels
+ROOMS = 2  # runs whose parcels there is room for
+TILES = 4  # of a long private message, under way
+PRIVATE_BYTES = 64 * 2**20  # shared memory for private messages of one rank; further ones go another way
+TILE_BITS = 24  # of a cell, for the number of tiles
+LINE_CELLS = 8  # in a cache line
+RECORD = 4  # cells of a message's record: fd, token, offset, kind
+LENT, PARCEL, TILED, ELSEWHERE = range(4)  # kinds
+FIRST = (0,)
+
+
+class SharedMemoryTransport:
+    """Shared memory between the ranks of `node` (this one among them), `others` to the rest.
+
+    counts: (ranks, ranks), messages of the program from each rank to each.
+    """
+
+    name = "shm"
+    flush: Callable[[], None] | None = None
+    needs_polling = False
+    idle = 0  # a cell that stays 0
+
+    def __init__(
+        self,
+        memory: SharedMemory,
+        rank: int,
+        node: Sequence[int],
+        counts: Sequence[Sequence[int]],
+        others: Transport,
+    ) -> None:
+        self._memory, self._rank, self._others = memory, rank, others
+        self._layouts = {peer: _Layout(peer, node, counts) for peer in node}
+        mine = self._layouts[rank]
+        self._control = memory.empty(mine.cells, np.int64)
+        self._cells = self._control.data
+        # Put into service by `connect`: messages that were registered before hold the lists.
+        self._peers: dict[int, list[memoryview]] = {peer: [] for peer in node if peer != rank}
+        self._processes: dict[int, int] = {}
+        self._attached: dict[tuple[int, int], Any] = {}
+        self._epoch = [0]
+        self._tiles = _Tiles(self._cells, self._epoch)
+        # Who must have ended the run before the last one, and whom to tell of the end of a run: by rank, the cell.
+        self._parcels_to: dict[int, int] = {}
+        self._parcels_from: dict[int, tuple[memoryview, int]] = {}
+        self._private = 0  # bytes of shared memory taken for private messages
+        self._arena = memory.empty(0, np.uint8)
+
+    def send(self, array: Any, peer: int, tag: int) -> Message:
+        if peer not in self._peers:
+            return self._others.send(array, peer, tag)
+        layout = self._layouts[self._rank]
+        record = layout.records[peer] + RECORD * tag
+        flags = self._peers[peer]
+        ready = self._layouts[peer].ready[self._rank] + tag
+        place = self._memory.place(array) if array.nbytes > SHORT_BYTES else None
+        if place is not None:
+            self._record(record, place, LENT)
+            epoch = self._epoch
+
+            def lend() -> None:
+                flags[0][ready] = epoch[0]
+
+            return Message(self, layout.done[peer] + tag, lend)
+        short = array.nbytes <= TILE_BYTES
+        room = self._carve(ROOMS * array.nbytes if short else TILES * TILE_BYTES)
+        if room is None:
+            self._record(record, None, ELSEWHERE)
+            return self._others.send(array, peer, tag)
+        self._record(record, self._memory.place(room), PARCEL if short else TILED)
+        if short:
+            self._parcels_to[peer] = layout.ended[peer]
+            return Message(None, None, _parcel(_bytes(array), memoryview(room), flags, ready, self._epoch))
+        out = _Outgoing(_bytes(array), memoryview(room), flags, ready, layout.done[peer] + tag)
+        return Message(self._tiles, out, out.start)
+
+    def _record(self, cell: int, place: Place | None, kind: int) -> None:
+        where = (-1, 0, 0) if place is None else (place.fd, place.token, place.offset)
+        self._control[cell : cell + RECORD] = (*where, kind)
+
+    def _carve(self, nbytes: int) -> Any:
+        """(nbytes,) uint8 of shared memory on cache lines of its own; None when there is no more to take."""
+        length = -(-nbytes // 64) * 64
+        if self._private + length > PRIVATE_BYTES:
+            return None
+        if len(self._arena) < length:
+            self._arena = self._memory.empty(max(length, 2**20), np.uint8)
+        self._private += length
+        found, self._arena = self._arena[:nbytes], self._arena[length:]
+        return found
+
+    def offer(self) -> np.ndarray[Any, Any]:
+        place = self._memory.place(self._control)
+        assert place is not None
+        return np.array([place.process, place.fd, place.token, self._control.nbytes], np.int64)
+
+    def connect(self, offers: np.ndarray[Any, Any]) -> None:
+        for peer, cells in self._peers.items():
+            process, fd, token, nbytes = offers[peer].tolist()
+            if nbytes != 8 * self._layouts[peer].cells:
+                raise EnvironmentProblem(f"rank {peer} shares a control memory of another size")
+            control = attach(process, fd, token, nbytes, write=True)
+            cells.append(control[:nbytes].view(np.int64).data)
+            self._processes[peer] = process
+        self._others.connect(offers)
+
+    def recv(self, array: Any, peer: int, tag: int) -> Message:
+        if peer not in self._peers:
+            return self._others.recv(array, peer, tag)
+        flags, record = self._peers[peer], self._layouts[peer].records[self._rank] + RECORD * tag
+        fd, token, offset, kind = flags[0][record : record + RECORD].tolist()
+        if kind == ELSEWHERE:
+            return self._others.recv(array, peer, tag)
+        length = {LENT: 1, PARCEL: ROOMS}.get(kind, 0) * array.nbytes or TILES * TILE_BYTES
+        key = (peer, token)
+        if key not in self._attached:
+            self._attached[key] = attach(self._processes[peer], fd, token, 0)
+        lent = self._attached[key]
+        if not 0 <= offset <= len(lent) - length:
+            raise EnvironmentProblem(f"rank {peer} sends from outside of the memory that it shares")
+        view = lent[offset : offset + length]
+        done = self._layouts[peer].done[self._rank] + tag
+        ready = self._layouts[self._rank].ready[peer] + tag
+        if kind == TILED:
+            into = _Incoming(_bytes(array), memoryview(view), flags[0], ready, done)
+            return Message(self._tiles, into, into.start)
+        epoch = self._epoch
+        if kind == PARCEL:
+            self._parcels_from[peer] = flags[0], self._layouts[peer].ended[self._rank]
+            return Message(self, ready, None, take=_unpack(_bytes(array), memoryview(view), epoch))
+        cells = flags[0]
+
+        def release() -> None:
+            cells[done] = epoch[0]
+
+        return Message(self, ready, None, view.view(array.dtype), release)
+
+    def begin(self) -> str:
+        cells, least = self._cells, self._epoch[0] + 1 - ROOMS
+        for peer, cell in self._parcels_to.items():
+            if cells[cell] < least:
+                return f"for rank {peer} to finish the run before the last one"
+        self._epoch[0] += 1
+        return self._others.begin()
+
+    def end(self) -> None:
+        for flags, cell in self._parcels_from.values():
+            flags[cell] = self._epoch[0]
+        self._others.end()
+
+    def poll(self, tokens: list[int]) -> Sequence[int] | None:
+        cells, now = self._cells, self._epoch[0]
+        if len(tokens) == 1:
+            return FIRST if cells[tokens[0]] >= now else None
+        return [place for place, cell in enumerate(tokens) if cells[cell] >= now]
+
+    def close(self) -> None:
+        self._peers.clear()
+        self._parcels_from.clear()
+        self._attached.clear()
+        self._others.close()
+
+
+class _Layout:
+    """Where things are in a rank's control memory, in cells. Every rank knows it of every other.
+
+    First the idle cell; then, each peer's on cache lines of their own, the cells that others write: receivers of its
+    messages, senders of those to it, and who has ended a run; then the records of its messages.
+    """
+
+    def __init__(self, rank: int, node: Sequence[int], counts: Sequence[Sequence[int]]) -> None:
+        self.done: dict[int, int] = {}
+        self.ready: dict[int, int] = {}
+        self.ended: dict[int, int] = {}
+        self.records: dict[int, int] = {}
+        at = LINE_CELLS
+        here, there = counts[rank], [row[rank] for row in counts]
+        for group, lengths in (
+            (self.done, here),
+            (self.ready, there),
+            (self.ended, [1] * len(counts)),
+            (self.records, [RECORD * count for count in here]),
+        ):
+            for peer in node:
+                if peer != rank:
+                    group[peer] = at
+                    at += -(-lengths[peer] // LINE_CELLS) * LINE_CELLS
+        self.cells = at
+
+
+class _Tiles:
+    """Port of long private messages: they move whenever they are polled."""
+
+    idle = None
+    needs_polling = True
+
+    def __init__(self, cells: memoryview, epoch: list[int]) -> None:
+        self._cells, self._epoch = cells, epoch
+
+    def poll(self, tokens: list[Any]) -> Sequence[int] | None:
+        cells, base = self._cells, self._epoch[0] << TILE_BITS
+        return [place for place, one in enumerate(tokens) if one is not None and one.move(cells, base)]
+
+
+class _Outgoing:
+    """A long private message on its way into the sender's tiles."""
+
+    __slots__ = ("count", "done", "flags", "ready", "source", "tiles", "written")
+
+    def __init__(
+        self, source: memoryview, tiles: memoryview, flags: list[memoryview], ready: int, done: int
+    ) -> None:
+        self.source, self.tiles, self.flags, self.ready, self.done = source, tiles, flags, ready, done
+        self.count = -(-len(source) // TILE_BYTES)
+        self.written = 0
+
+    def start(self) -> None:
+        self.written = 0
+
+    def move(self, cells: memoryview, base: int) -> bool:
+        """Write the tiles that are free; whether the receiver has read all."""
+        read = max(cells[self.done] - base, 0)  # the cell may be of the last run
+        while self.written < min(self.count, read + TILES):
+            first = self.written * TILE_BYTES
+            part = self.source[first : first + TILE_BYTES]
+            slot = self.written % TILES * TILE_BYTES
+            self.tiles[slot : slot + len(part)] = part
+            self.written += 1
+            self.flags[0][self.ready] = base + self.written
+        return read == self.count
+
+
+class _Incoming:
+    """A long message on its way out of the sender's tiles."""
+
+    __slots__ = ("count", "done", "flags", "read", "ready", "target", "tiles")
+
+    def __init__(
+        self, target: memoryview, tiles: memoryview, flags: memoryview, ready: int, done: int
+    ) -> None:
+        self.target, self.tiles, self.flags, self.ready, self.done = target, tiles, flags, ready, done
+        self.count = -(-len(target) // TILE_BYTES)
+        self.read = 0
+
+    def start(self) -> None:
+        self.read = 0
+
+    def move(self, cells: memoryview, base: int) -> bool:
+        """Read the tiles that are there; whether that was all."""
+        written = cells[self.ready] - base
+        while self.read < written:
+            first = self.read * TILE_BYTES
+            slot = self.read % TILES * TILE_BYTES
+            length = min(TILE_BYTES, len(self.target) - first)
+            self.target[first : first + length] = self.tiles[slot : slot + length]
+            self.read += 1
+            self.flags[self.done] = base + self.read
+        return self.read == self.count
+
+
+def _parcel(
+    source: memoryview, room: memoryview, flags: list[memoryview], ready: int, epoch: list[int]
+) -> Callable[[], None]:
+    length = len(source)
+    halves = room[:length], room[length:]
+
+    def put() -> None:
+        now = epoch[0]
+        halves[now & 1][:] = source
+        flags[0][ready] = now
+
+    return put
+
+
+def _unpack(target: memoryview, room: memoryview, epoch: list[int]) -> Callable[[], None]:
+    length = len(target)
+    halves = room[:length], room[length:]
+
+    def take() -> None:
+        target[:] = halves[epoch[0] & 1]
+
+    return take
+
+
+def _bytes(array: Any) -> memoryview:
+    return memoryview(array.view(np.uint8))

@@ -1,0 +1,80 @@
+"""What a way to move messages between ranks must offer; one file implements it for each way.
+
+A transport is bound together with a program, in two steps. First every send is registered, and `offer` gives what
+the other ranks must know of them; all ranks exchange their offers (`connect`), and then every receive is registered.
+A message belongs to a port, which the executor asks for finished messages. Messages of several ports may meet in one
+run: shared memory to the ranks of one node, MPI to the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+OFFER_WORDS = 4  # int64 numbers that a rank tells all others when its sends are registered
+
+
+class Port(Protocol):
+    """Asked for finished messages."""
+
+    idle: Any  # a token of no message
+    # Whether a send goes on only while it is polled. Otherwise sends that nothing waits for are polled at the end.
+    needs_polling: bool
+
+    def poll(self, tokens: list[Any]) -> Sequence[int] | None:
+        """Places in the list of started messages that are finished; each is given once a run. Never waits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A registered send or receive; it can be started once in every run."""
+
+    port: Port | None  # None: it is finished when `start` returns
+    token: Any  # what the port's `poll` knows it by
+    start: Callable[[], object] | None  # None: there is nothing to do
+    # Of a receive whose data can be read where the sender has them, once it is finished: an array of that place, and
+    # what tells the sender that they were read. Otherwise the data lie in the array that was registered, after a call
+    # of `take` where there is one.
+    view: Any = None
+    release: Callable[[], object] | None = None
+    take: Callable[[], object] | None = None
+    free: Callable[[], object] | None = None
+
+
+class Transport(Protocol):
+    """Moves arrays between ranks. Tags number the messages of an ordered pair of ranks from 0."""
+
+    name: str
+    flush: (
+        Callable[[], None] | None
+    )  # wait for started local operations (device streams); None: they are finished
+
+    def send(self, array: Any, peer: int, tag: int) -> Message:
+        """Register a message from this contiguous array."""
+
+    def offer(self) -> np.ndarray[Any, Any]:
+        """(OFFER_WORDS,) int64 for the other ranks, after the last `send`."""
+
+    def connect(self, offers: np.ndarray[Any, Any]) -> None:
+        """Take the (ranks, OFFER_WORDS) offers of all ranks, before the first `recv`."""
+
+    def recv(self, array: Any, peer: int, tag: int) -> Message:
+        """Register a message into this contiguous array."""
+
+    def begin(self) -> str:
+        """Begin a run; all messages of the last one are finished on this rank. When it cannot begin yet, what it waits
+        for; it is called again then."""
+
+    def end(self) -> None:
+        """All messages of the run are finished on this rank."""
+
+    def close(self) -> None:
+        """Give up what the transport holds; its messages are freed before."""
+
+
+def no_offer() -> np.ndarray[Any, Any]:
+    """The offer of a transport whose ranks need to know nothing of each other."""
+    return np.zeros(OFFER_WORDS, np.int64)
