@@ -10,7 +10,7 @@ READY := $(VENV)/.taccl-ready
 # mpiexec comes with the MPI wheel and lies in the environment too.
 export PATH := $(BIN):$(PATH)
 
-.PHONY: demo test lint docs bench bench-scale bench-published clean
+.PHONY: demo test lint docs bench bench-scale bench-published bench-run clean
 
 demo: $(READY)
 	taccl demo -o demo-out
@@ -43,6 +43,10 @@ bench-scale: $(READY)
 # Prints the table "Published figures" of docs/benchmarks.md; about five minutes. BENCH="tacos te-ccl" asks for some tools.
 bench-published: $(READY)
 	@python docs/benchmarks_published.py $(BENCH)
+
+# Prints the tables "On this machine" of docs/benchmarks.md; about ten minutes. BENCH="4 allgather" asks for a part.
+bench-run: $(READY)
+	@python docs/benchmarks_run.py $(BENCH)
 
 clean:
 	rm -rf build demo-out $(VENV)

@@ -30,7 +30,7 @@ from taccl.runtime.dtypes import DType
 from taccl.runtime.job import Job
 from taccl.runtime.layout import Layout, layout
 from taccl.runtime.reference import Reference
-from taccl.runtime.shm import PRIVATE_BYTES, SharedMemoryTransport
+from taccl.runtime.shm import ROOM_BYTES, ROOMS, SharedMemoryTransport
 from taccl.runtime.trace import Trace
 from taccl.runtime.transport import Transport
 from taccl.runtime.transports import MpiTransport, StagedTransport
@@ -265,7 +265,7 @@ def _check_memory(job: Job, compiled: Compiled, shape: Layout, dtype: DType, set
     inside = internal_bytes(compiled, job.rank, shape, dtype)
     on_host = mine + (inside if settings.device == "host" else 0)
     if settings.transport == "shm" and settings.buffers == "private":
-        on_host += min(PRIVATE_BYTES, mine)
+        on_host += min(ROOM_BYTES, ROOMS * mine)
     free = available_bytes()
     if on_host * job.board.node_ranks > free * MEMORY_SHARE:
         raise EnvironmentProblem(

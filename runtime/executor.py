@@ -149,7 +149,7 @@ class Executor:
             op, port = operations[number], message.port
             if port is None:
                 continue
-            if op.kind == "send" and not awaited[number] and not port.needs_polling:
+            if op.kind == "send" and not awaited[number]:
                 late.setdefault(id(port), (port, []))[1].append(number)
                 self._is_late[number] = True
                 continue

@@ -6,12 +6,12 @@ A message goes one of three ways.
   a flag when it has. So it is copied once, or not at all when it is reduced on the way.
 - Parcel: it is short, or its data are private and it is not long. The sender puts a copy into shared memory and is
   done. There is room for the parcels of two runs, so a rank may be one run ahead of the receivers of its parcels.
-- Tiled: its data are private and it is long. It goes in tiles of which a few are under way, so that they stay in the
-  caches.
+- Elsewhere: its data are private and it is long. It takes the other transport: an MPI library has the kernel copy it
+  from one process to the other, which costs less than two copies that leave the caches.
 
-A flag is an 8-byte cell that holds the number of the run; of a tiled message also how many tiles were moved. A rank
-polls cells of its own control memory only, and others write them. On x86 a store is seen after the stores before it
-and the loads of the same processor, so data need no other fence. Polling gives way to other processes by sched_yield.
+A flag is an 8-byte cell that holds the number of the run. A rank polls cells of its own control memory only, and
+others write them. On x86 a store is seen after the stores before it, and loads are done in order, so data need no
+other fence. Between polls the executor offers the core to other processes.
 """
 
 from __future__ import annotations
@@ -26,14 +26,12 @@ from taccl.runtime.shared import Place, SharedMemory, attach
 from taccl.runtime.transport import Message, Transport
 
 SHORT_BYTES = 16 * 2**10  # up to here a second copy costs less than to wait for the receiver
-TILE_BYTES = 128 * 2**10  # private messages up to this length are parcels
+PARCEL_BYTES = 2**20  # private messages up to this length are parcels
 ROOMS = 2  # runs whose parcels there is room for
-TILES = 4  # of a long private message, under way
-PRIVATE_BYTES = 64 * 2**20  # shared memory for private messages of one rank; further ones go another way
-TILE_BITS = 24  # of a cell, for the number of tiles
+ROOM_BYTES = 128 * 2**20  # for the parcels of one rank; further private messages go elsewhere
 LINE_CELLS = 8  # in a cache line
 RECORD = 4  # cells of a message's record: fd, token, offset, kind
-LENT, PARCEL, TILED, ELSEWHERE = range(4)  # kinds
+LENT, PARCEL, ELSEWHERE = range(3)  # kinds
 FIRST = (0,)
 
 
@@ -45,7 +43,6 @@ class SharedMemoryTransport:
 
     name = "shm"
     flush: Callable[[], None] | None = None
-    needs_polling = False
     idle = 0  # a cell that stays 0
 
     def __init__(
@@ -66,11 +63,10 @@ class SharedMemoryTransport:
         self._processes: dict[int, int] = {}
         self._attached: dict[tuple[int, int], Any] = {}
         self._epoch = [0]
-        self._tiles = _Tiles(self._cells, self._epoch)
         # Who must have ended the run before the last one, and whom to tell of the end of a run: by rank, the cell.
         self._parcels_to: dict[int, int] = {}
         self._parcels_from: dict[int, tuple[memoryview, int]] = {}
-        self._private = 0  # bytes of shared memory taken for private messages
+        self._taken = 0  # bytes of ROOM_BYTES
         self._arena = memory.empty(0, np.uint8)
 
     def send(self, array: Any, peer: int, tag: int) -> Message:
@@ -89,17 +85,13 @@ class SharedMemoryTransport:
                 flags[0][ready] = epoch[0]
 
             return Message(self, layout.done[peer] + tag, lend)
-        short = array.nbytes <= TILE_BYTES
-        room = self._carve(ROOMS * array.nbytes if short else TILES * TILE_BYTES)
+        room = self._carve(ROOMS * array.nbytes) if array.nbytes <= PARCEL_BYTES else None
         if room is None:
             self._record(record, None, ELSEWHERE)
             return self._others.send(array, peer, tag)
-        self._record(record, self._memory.place(room), PARCEL if short else TILED)
-        if short:
-            self._parcels_to[peer] = layout.ended[peer]
-            return Message(None, None, _parcel(_bytes(array), memoryview(room), flags, ready, self._epoch))
-        out = _Outgoing(_bytes(array), memoryview(room), flags, ready, layout.done[peer] + tag)
-        return Message(self._tiles, out, out.start)
+        self._record(record, self._memory.place(room), PARCEL)
+        self._parcels_to[peer] = layout.ended[peer]
+        return Message(None, None, _parcel(_bytes(array), memoryview(room), flags, ready, self._epoch))
 
     def _record(self, cell: int, place: Place | None, kind: int) -> None:
         where = (-1, 0, 0) if place is None else (place.fd, place.token, place.offset)
@@ -108,11 +100,11 @@ class SharedMemoryTransport:
     def _carve(self, nbytes: int) -> Any:
         """(nbytes,) uint8 of shared memory on cache lines of its own; None when there is no more to take."""
         length = -(-nbytes // 64) * 64
-        if self._private + length > PRIVATE_BYTES:
+        if self._taken + length > ROOM_BYTES:
             return None
         if len(self._arena) < length:
             self._arena = self._memory.empty(max(length, 2**20), np.uint8)
-        self._private += length
+        self._taken += length
         found, self._arena = self._arena[:nbytes], self._arena[length:]
         return found
 
@@ -138,7 +130,7 @@ class SharedMemoryTransport:
         fd, token, offset, kind = flags[0][record : record + RECORD].tolist()
         if kind == ELSEWHERE:
             return self._others.recv(array, peer, tag)
-        length = {LENT: 1, PARCEL: ROOMS}.get(kind, 0) * array.nbytes or TILES * TILE_BYTES
+        length = (ROOMS if kind == PARCEL else 1) * array.nbytes
         key = (peer, token)
         if key not in self._attached:
             self._attached[key] = attach(self._processes[peer], fd, token, 0)
@@ -148,9 +140,6 @@ class SharedMemoryTransport:
         view = lent[offset : offset + length]
         done = self._layouts[peer].done[self._rank] + tag
         ready = self._layouts[self._rank].ready[peer] + tag
-        if kind == TILED:
-            into = _Incoming(_bytes(array), memoryview(view), flags[0], ready, done)
-            return Message(self._tiles, into, into.start)
         epoch = self._epoch
         if kind == PARCEL:
             self._parcels_from[peer] = flags[0], self._layouts[peer].ended[self._rank]
@@ -213,76 +202,6 @@ class _Layout:
                     group[peer] = at
                     at += -(-lengths[peer] // LINE_CELLS) * LINE_CELLS
         self.cells = at
-
-
-class _Tiles:
-    """Port of long private messages: they move whenever they are polled."""
-
-    idle = None
-    needs_polling = True
-
-    def __init__(self, cells: memoryview, epoch: list[int]) -> None:
-        self._cells, self._epoch = cells, epoch
-
-    def poll(self, tokens: list[Any]) -> Sequence[int] | None:
-        cells, base = self._cells, self._epoch[0] << TILE_BITS
-        return [place for place, one in enumerate(tokens) if one is not None and one.move(cells, base)]
-
-
-class _Outgoing:
-    """A long private message on its way into the sender's tiles."""
-
-    __slots__ = ("count", "done", "flags", "ready", "source", "tiles", "written")
-
-    def __init__(
-        self, source: memoryview, tiles: memoryview, flags: list[memoryview], ready: int, done: int
-    ) -> None:
-        self.source, self.tiles, self.flags, self.ready, self.done = source, tiles, flags, ready, done
-        self.count = -(-len(source) // TILE_BYTES)
-        self.written = 0
-
-    def start(self) -> None:
-        self.written = 0
-
-    def move(self, cells: memoryview, base: int) -> bool:
-        """Write the tiles that are free; whether the receiver has read all."""
-        read = max(cells[self.done] - base, 0)  # the cell may be of the last run
-        while self.written < min(self.count, read + TILES):
-            first = self.written * TILE_BYTES
-            part = self.source[first : first + TILE_BYTES]
-            slot = self.written % TILES * TILE_BYTES
-            self.tiles[slot : slot + len(part)] = part
-            self.written += 1
-            self.flags[0][self.ready] = base + self.written
-        return read == self.count
-
-
-class _Incoming:
-    """A long message on its way out of the sender's tiles."""
-
-    __slots__ = ("count", "done", "flags", "read", "ready", "target", "tiles")
-
-    def __init__(
-        self, target: memoryview, tiles: memoryview, flags: memoryview, ready: int, done: int
-    ) -> None:
-        self.target, self.tiles, self.flags, self.ready, self.done = target, tiles, flags, ready, done
-        self.count = -(-len(target) // TILE_BYTES)
-        self.read = 0
-
-    def start(self) -> None:
-        self.read = 0
-
-    def move(self, cells: memoryview, base: int) -> bool:
-        """Read the tiles that are there; whether that was all."""
-        written = cells[self.ready] - base
-        while self.read < written:
-            first = self.read * TILE_BYTES
-            slot = self.read % TILES * TILE_BYTES
-            length = min(TILE_BYTES, len(self.target) - first)
-            self.target[first : first + length] = self.tiles[slot : slot + length]
-            self.read += 1
-            self.flags[self.done] = base + self.read
-        return self.read == self.count
 
 
 def _parcel(

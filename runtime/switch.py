@@ -56,7 +56,6 @@ class LocalTransport:
 
     name = "local"
     idle = None
-    needs_polling = False
     flush: Callable[[], None] | None = None
 
     def __init__(self, switch: LocalSwitch, rank: int) -> None:

@@ -21,8 +21,6 @@ class Port(Protocol):
     """Asked for finished messages."""
 
     idle: Any  # a token of no message
-    # Whether a send goes on only while it is polled. Otherwise sends that nothing waits for are polled at the end.
-    needs_polling: bool
 
     def poll(self, tokens: list[Any]) -> Sequence[int] | None:
         """Places in the list of started messages that are finished; each is given once a run. Never waits."""

@@ -22,7 +22,6 @@ class MpiTransport:
     """Persistent MPI requests on host arrays, or on device arrays when the library takes them."""
 
     name = "mpi"
-    needs_polling = False  # a poll of any request moves all
 
     def __init__(
         self, MPI: Any, comm: Any, chunk_bytes: int, cuda: Cuda | None = None, large_bytes: int = LARGE_BYTES
@@ -98,7 +97,6 @@ class StagedTransport:
 
     name = "staged-mpi"
     idle = None
-    needs_polling = False
 
     def __init__(self, inner: MpiTransport, cuda: Cuda) -> None:
         self._inner, self._cuda = inner, cuda

@@ -85,10 +85,10 @@ def one(job, program, elements, dtype, op, how, inplace=False):
 
 SHM = ("shared", "private", "mixed", "crowded")
 if sys.argv[1] in SHM:
-    # Short tiles, so that messages of a few KB go every way that there is.
-    shm.SHORT_BYTES, shm.TILE_BYTES = 64, 512
+    # Messages of a few KB go every way that there is.
+    shm.SHORT_BYTES, shm.PARCEL_BYTES = 64, 4096
 if sys.argv[1] == "crowded":
-    shm.PRIVATE_BYTES = 16 * 2**10  # there is not room for all
+    shm.ROOM_BYTES = 16 * 2**10  # there is not room for all
 
 with Job(20.0) as job:
     NEIGHBOURS = job.share_memory()
