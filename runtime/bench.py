@@ -26,7 +26,7 @@ from taccl.runtime.bind import (
     internal_bytes,
     memory_chunks,
 )  # fmt: skip
-from taccl.runtime.dtypes import DType
+from taccl.runtime.dtypes import DType, inside_type
 from taccl.runtime.job import Job
 from taccl.runtime.layout import Layout, layout
 from taccl.runtime.reference import Reference
@@ -55,6 +55,7 @@ class Settings:
     device: str  # "host" | "cuda"
     transport: str  # "shm" | "mpi" | "mpi-cuda" | "staged-mpi"
     buffers: str  # "private" | "shared": whether the collective's buffers lie in shared memory
+    accumulate: str  # "type" | "float32": in which 16-bit floats are reduced on their way
     reference: bool
     deadline_s: float | None = None  # without progress; None: `patience_s` of the size
 
@@ -115,6 +116,7 @@ def measure(
     )
     for dtype in settings.dtypes:
         for op in settings.ops if collective.combining else (None,):
+            inside = inside_type(dtype, op, settings.accumulate)
             for shape in layouts(collective, dtype, settings.sizes_bytes):
                 found = {
                     mode: _measure_mode(job, compiled[mode], shape, dtype, op, settings, node)
@@ -123,7 +125,7 @@ def measure(
                 rooted = collective.name in ("broadcast", "reduce", "gather", "scatter")
                 yield Row(
                     shape.elements * dtype.bytes, shape.block_elements, dtype, op,
-                    collective.root if rooted else -1, wire_bytes(program, shape, dtype), found,
+                    collective.root if rooted else -1, wire_bytes(program, shape, inside), found,
                 )  # fmt: skip
 
 
@@ -158,27 +160,28 @@ def _measure_mode(
     collective, inplace = compiled.collective, compiled.inplace
     if settings.deadline_s is None:
         job.watchdog.deadline_s = patience_s(shape.elements * dtype.bytes)
-    job.together("the check of memory", lambda: _check_memory(job, compiled, shape, dtype, settings))
+    job.together("the check of memory", lambda: _check_memory(job, compiled, shape, dtype, op, settings))
     empty = job.memory.empty if settings.buffers == "shared" else np.empty
     guarded = check.allocate(collective, shape, job.rank, dtype, inplace, empty)
     host = guarded.buffers
     cuda = gpu.Cuda(gpu.load()) if settings.device == "cuda" else None
     buffers = host if cuda is None else _device_buffers(cuda, compiled, shape, dtype, job.rank)
-    chunk_bytes = shape.chunk_elements * dtype.bytes
+    inside = inside_type(dtype, op, settings.accumulate)
+    chunk_bytes = shape.chunk_elements * inside.bytes
     mpi_transport = MpiTransport(job.MPI, job.data, chunk_bytes, cuda)
     transport: Transport = mpi_transport
     if cuda is not None and settings.transport == "staged-mpi":
         transport = StagedTransport(mpi_transport, cuda)
-    inside = None  # where the memory that the program needs inside comes from
+    own = None  # where the memory that the program needs inside comes from
     if settings.transport == "shm":
         transport = SharedMemoryTransport(job.memory, job.rank, node, compiled.messages, mpi_transport)
-        inside = job.memory.empty
+        own = job.memory.empty
     # Timed runs reduce again and again into the same data, which may overflow; checked runs never do.
     with np.errstate(all="ignore"):
         bound = job.together(
             "the binding of the program",
             lambda: Bound(
-                compiled, job.rank, shape, buffers, dtype, op, transport, cuda.xp if cuda else np, inside
+                compiled, job.rank, shape, buffers, dtype, op, transport, cuda.xp if cuda else np, own, inside
             ),
         )
         job.connect(bound)
@@ -259,10 +262,12 @@ def _time(
     return timings[0], timings[1] if reference is not None else None
 
 
-def _check_memory(job: Job, compiled: Compiled, shape: Layout, dtype: DType, settings: Settings) -> None:
+def _check_memory(
+    job: Job, compiled: Compiled, shape: Layout, dtype: DType, op: str | None, settings: Settings
+) -> None:
     lengths = buffer_elements(compiled.collective, shape, job.rank)
     mine = sum(lengths) * dtype.bytes
-    inside = internal_bytes(compiled, job.rank, shape, dtype)
+    inside = internal_bytes(compiled, job.rank, shape, dtype, inside_type(dtype, op, settings.accumulate))
     on_host = mine + (inside if settings.device == "host" else 0)
     if settings.transport == "shm" and settings.buffers == "private":
         on_host += min(ROOM_BYTES, ROOMS * mine)

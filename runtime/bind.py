@@ -73,13 +73,16 @@ def memory_chunks(collective: Collective, rank: int) -> int:
     return max(pair[0] + collective.input_chunks[rank], pair[1] + collective.output_chunks[rank])
 
 
-def internal_bytes(compiled: Compiled, rank: int, layout: Layout, dtype: DType) -> int:
-    """Bytes that `Bound` allocates beside the user's buffers: scratch, staging, padded copies."""
+def internal_bytes(
+    compiled: Compiled, rank: int, layout: Layout, dtype: DType, inside: DType | None = None
+) -> int:
+    """Bytes that `Bound` allocates beside the user's buffers: scratch, staging, padded or wider copies."""
+    inside = inside or dtype
     gpu = compiled.program.gpus[rank]
     chunks = gpu.scratch_chunks + compiled.plans[rank].staging_chunks
-    if layout.padded:
+    if layout.padded or inside != dtype:
         chunks += compiled.collective.input_chunks[rank] + compiled.collective.output_chunks[rank]
-    return chunks * layout.chunk_elements * dtype.bytes
+    return chunks * layout.chunk_elements * inside.bytes
 
 
 class Bound:
@@ -87,7 +90,8 @@ class Bound:
 
     buffers: arrays of `dtype`, of the lengths that `buffer_elements` says. op: one of dtypes.OPS, None for
     collectives that only move data. `transport` stays the caller's to close. empty: gives memory that is needed
-    inside, of (elements, numpy type); None: the array module's own.
+    inside, of (elements, numpy type); None: the array module's own. inside: the type in which the program moves and
+    reduces, when it is another than that of the buffers.
 
     After the constructor all ranks exchange their transports' offers, and then `connect` makes it ready to run.
     """
@@ -103,8 +107,10 @@ class Bound:
         transport: Transport,
         xp: Any = np,
         empty: Callable[[int, Any], Any] | None = None,
+        inside: DType | None = None,
     ) -> None:
         empty = xp.empty if empty is None else empty
+        inside = inside or dtype
         collective = compiled.collective
         self._ranks = collective.ranks
         self._op = op
@@ -117,8 +123,9 @@ class Bound:
         given = sorted({o for chunk in collective.chunks for r, o in chunk.destinations if r == rank})
         self._divides = op == "avg" and bool(given)
         chunk = layout.chunk_elements
-        if layout.padded:
-            self._inner = self._padded(collective, rank, compiled.inplace, chunk, dtype, empty)
+        self._copies = layout.padded or inside != dtype
+        if self._copies:
+            self._inner = self._padded(collective, rank, compiled.inplace, chunk, inside, empty)
             pieces = layout.pieces(
                 max(collective.input_chunks[rank], collective.output_chunks[rank])
             ).tolist()
@@ -128,10 +135,10 @@ class Bound:
         memory = {
             "i": self._inner.input,
             "o": self._inner.output,
-            "s": empty(compiled.program.gpus[rank].scratch_chunks * chunk, dtype.numpy),
-            "t": empty(plan.staging_chunks * chunk, dtype.numpy),
+            "s": empty(compiled.program.gpus[rank].scratch_chunks * chunk, inside.numpy),
+            "t": empty(plan.staging_chunks * chunk, inside.numpy),
         }
-        combine = combiner(op or "sum", dtype, xp)
+        combine = combiner(op or "sum", xp)
         self.executor = Executor(plan, memory, chunk, combine, transport, xp)
 
     @staticmethod
@@ -165,7 +172,7 @@ class Bound:
 
     def start(self) -> None:
         """Begin a run; `executor.advance()` until `executor.done`, then `finish`."""
-        if self._layout.padded:
+        if self._copies:
             chunk, source, target = self._layout.chunk_elements, self.user.input, self._inner.input
             for index, first, last in self._input_pieces:
                 target[index * chunk : index * chunk + last - first] = source[first:last]
@@ -174,13 +181,13 @@ class Bound:
 
     def finish(self) -> None:
         """End a run: the result is in the user's output."""
-        if self._layout.padded:
+        if self._divides:  # in the type of the sums
+            divide(self._inner.output, self._ranks)
+        if self._copies:
             chunk, source, target = self._layout.chunk_elements, self._inner.output, self.user.output
             for index, first, last in self._output_pieces:
                 target[first:last] = source[index * chunk : index * chunk + last - first]
-        if self._divides:
-            divide(self.user.output, self._ranks)
-        if self._layout.padded or self._divides:
+        if self._copies or self._divides:
             self._flush()
 
     def _flush(self) -> None:

@@ -76,10 +76,16 @@ def select_ops(text: str) -> list[str]:
     return names
 
 
-def combiner(op: str, dtype: DType, xp: Any = np) -> Callable[..., object]:
-    """What reduces two arrays of a type into a third, `out`, which may be one of them."""
+def combiner(op: str, xp: Any = np) -> Callable[..., object]:
+    """What reduces two arrays into a third, `out`, which may be one of them."""
     ufunc: Callable[..., object] = getattr(xp, UFUNCS[op])
     return ufunc
+
+
+def inside_type(dtype: DType, op: str | None, accumulate: str) -> DType:
+    """The type in which a program moves and reduces. accumulate: "type", or "float32" for 16-bit floats."""
+    short = dtype.bytes == 2 and not dtype.integer
+    return DTYPES["float32"] if op is not None and short and accumulate == "float32" else dtype
 
 
 def divide(array: Any, ranks: int) -> None:

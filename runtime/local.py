@@ -9,7 +9,7 @@ import numpy as np
 
 from taccl.errors import RunFailed, UsageError
 from taccl.runtime.bind import Bound, Buffers, Compiled, buffer_elements, compile_program, memory_chunks
-from taccl.runtime.dtypes import DTYPES, OPS
+from taccl.runtime.dtypes import DTYPES, OPS, inside_type
 from taccl.runtime.executor import PATIENCE
 from taccl.runtime.layout import Layout, layout
 from taccl.runtime.semantics import collective_of
@@ -82,10 +82,12 @@ def run_in_process(
     op: str | None = None,
     inplace: bool = False,
     collective: Collective | None = None,
+    accumulate: str = "type",
 ) -> list[Array]:
     """The ranks' outputs of a program on these inputs, one array a rank, all of one type of dtypes.DTYPES.
 
-    op: for collectives that reduce (default sum). Raises UsageError for inputs of unequal kind, InvalidInput
+    op: for collectives that reduce (default sum). accumulate: "type", or "float32" to reduce 16-bit floats in it and
+    round once at the end. Raises UsageError for inputs of unequal kind, InvalidInput
     for a program that cannot run, RunFailed for one that hangs.
     """
     dtype = next((d for d in DTYPES.values() if inputs and d.numpy == inputs[0].dtype), None)
@@ -112,7 +114,10 @@ def run_in_process(
             views[0][:] = inputs[rank]
             buffers = Buffers(views[0], views[1])
         outputs.append(buffers.output)
-        bound.append(Bound(compiled, rank, shape, buffers, dtype, op, LocalTransport(switch, rank)))
+        inside = inside_type(dtype, op, accumulate)
+        bound.append(
+            Bound(compiled, rank, shape, buffers, dtype, op, LocalTransport(switch, rank), inside=inside)
+        )
     connect_all(bound)
     if shape.block_elements:
         run_bound(bound)

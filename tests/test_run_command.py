@@ -93,6 +93,26 @@ def test_every_collective_beside_mpi(saved, name):
 
 @pytest.mark.mpi
 @mpi
+def test_sums_in_float32(saved):
+    """Twice the bytes on the wire for 16-bit floats, nothing else changes."""
+    path, more = (
+        saved(programs.ring_allreduce(4, 2, inplace=False)),
+        ("--accumulate", "float32", "--json", "-"),
+    )
+    sizes = ("-b", "4K", "-e", "4K", "-d", "float16,bfloat16,float32", "-o", "avg", *FAST)
+    found = []
+    for extra in (more, more[2:]):
+        ended = taccl(4, "run", path, *sizes, *extra)
+        assert ended.code == 0, ended.err
+        results = json.loads(ended.out)["results"]
+        assert all(row["out_of_place"]["nwrong"] == 0 for row in results)
+        found.append([row["wire_bytes"] for row in results])
+    wide, own = found
+    assert wide == [2 * own[0], 2 * own[1], own[2]]
+
+
+@pytest.mark.mpi
+@mpi
 @pytest.mark.parametrize(
     "program",
     [

@@ -151,6 +151,25 @@ def test_bfloat16_rounds_after_every_addition():
     assert outputs[0].astype(float).tolist() == [256.0, 2.0]
 
 
+@pytest.mark.parametrize("inplace", [False, True])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("op", ["sum", "avg"])
+def test_sums_in_float32_are_rounded_once(dtype, op, inplace):
+    """The large value comes first on some elements and last on others; in the type itself the ones get lost."""
+    big = 2.0 * DTYPES[dtype].exact
+    inputs = [np.ones(7, np.float32) for _ in range(4)]
+    for element in range(7):
+        inputs[element % 4][element] = big
+    typed = [values.astype(DTYPES[dtype].numpy) for values in inputs]
+    program = programs.ring_allreduce(4, inplace=inplace)
+    expected = (np.sum(inputs, 0) / (4 if op == "avg" else 1)).astype(DTYPES[dtype].numpy)
+    outputs = run_in_process(program, typed, op=op, inplace=inplace, accumulate="float32")
+    rounded = run_in_process(program, typed, op=op, inplace=inplace)
+    for output in outputs:
+        assert output.dtype == DTYPES[dtype].numpy and output.tolist() == expected.tolist()
+    assert rounded[0].tolist() != expected.tolist()
+
+
 def test_wrong_inputs_are_refused():
     program = programs.ring_allgather(2)
     with pytest.raises(UsageError, match="2 ranks needs that many inputs"):

@@ -112,6 +112,13 @@ class RankedCommand(click.Command):
     "collectives that reduce.",
 )
 @click.option("-r", "nccl_root", type=click.IntRange(0), help="nccl-tests' name for --root.")
+@click.option(
+    "--accumulate",
+    type=click.Choice(("type", "float32")),
+    default="type",
+    show_default=True,
+    help="Reduce float16 and bfloat16 in their own type at every step, or in float32 until the end.",
+)
 @click.option("--in-place", "inplace", is_flag=True, help="Only in place.")
 @click.option(
     "--out-of-place",
@@ -269,7 +276,7 @@ def _prepare(
         sizes_bytes=sizes, dtypes=dtypes, ops=ops, modes=_modes(options, program, collective),
         iterations=options["iters"], warmup=options["warmup"], checks=options["checks"], device=device,
         transport=_transport(options["transport"], device, options["buffers"]), buffers=options["buffers"],
-        reference=options["reference"],
+        accumulate=options["accumulate"], reference=options["reference"],
         deadline_s=options["deadline"],
     )  # fmt: skip
     return program, collective, settings, order, topology or opened.topology
@@ -427,6 +434,8 @@ def _preamble(job: Job, program: Program, settings: Settings) -> list[str]:
         f"# {program.name}: {program.collective}, {program.chunks_per_loop} chunks, {program.protocol}; "
         f"warmup {settings.warmup}, iterations {settings.iterations}, checks {settings.checks}",
     ]
+    if settings.accumulate != "type":
+        lines.append(f"# 16-bit floats are reduced in {settings.accumulate}")
     low, high = program.min_bytes, program.max_bytes
     if settings.sizes_bytes[0] < low or (high and settings.sizes_bytes[-1] > high):
         lines.append(f"# the file is made for sizes from {low} to {high or 'any'} bytes")
@@ -468,6 +477,8 @@ def _document(
             "warmup": settings.warmup,
             "checks": settings.checks,
             "modes": list(settings.modes),
+            "buffers": settings.buffers,
+            "accumulate": settings.accumulate,
         },
         "devices": [
             {"rank": r, "host": platform.node(), "device": settings.device} for r in range(job.ranks)
