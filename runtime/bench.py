@@ -34,7 +34,7 @@ from taccl.runtime.shm import ROOM_BYTES, ROOMS, SharedMemoryTransport
 from taccl.runtime.trace import Trace
 from taccl.runtime.transport import Transport
 from taccl.runtime.transports import MpiTransport, StagedTransport
-from taccl.synth.collective import Collective
+from taccl.synth.collective import ROOTED, Collective
 from taccl.synth.program import SENDS, Program
 
 MODES = ("out_of_place", "in_place")
@@ -122,7 +122,7 @@ def measure(
                     mode: _measure_mode(job, compiled[mode], shape, dtype, op, settings, node)
                     for mode in settings.modes
                 }
-                rooted = collective.name in ("broadcast", "reduce", "gather", "scatter")
+                rooted = collective.name in ROOTED
                 yield Row(
                     shape.elements * dtype.bytes, shape.block_elements, dtype, op,
                     collective.root if rooted else -1, wire_bytes(program, shape, inside), found,

@@ -112,7 +112,9 @@ class Bound:
         empty = xp.empty if empty is None else empty
         inside = inside or dtype
         collective = compiled.collective
-        self._ranks = collective.ranks
+        self._ranks = next(
+            (len(team) for team in collective.teams if rank in team), 1
+        )  # whose sum avg divides
         self._op = op
         self._xp = xp
         self.user = buffers

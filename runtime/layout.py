@@ -55,7 +55,10 @@ class Layout:
 
 
 def layout(collective: Collective, elements: int) -> Layout:
-    """The layout of the largest size that has at most `elements` elements and equal blocks."""
+    """The layout of the largest size that has at most `elements` elements and equal blocks.
+
+    Groups of unequal size: a block is a part of the size that all of them can be cut into.
+    """
     if collective.name in ("allgather", "reducescatter", "gather", "scatter", "alltoall", "alltoallv"):
         chunks = collective.partition
     elif collective.name == "custom":

@@ -1,8 +1,12 @@
-"""MPI's own collective on the same buffers, to compare times with."""
+"""MPI's own collective on the same buffers, to compare times with.
+
+Groups of ranks call it at the same time, each on a communicator of its own.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,13 +14,16 @@ import numpy as np
 from taccl.runtime.bind import Buffers
 from taccl.runtime.dtypes import UFUNCS, DType, divide
 from taccl.runtime.layout import Layout
-from taccl.synth.collective import COMBINING, Collective
+from taccl.synth.collective import COMBINING, Collective, build
 
 COUNT_LIMIT = 2**31 - 1  # of one call before MPI 4
 
 
 class Reference:
-    """The library's call for a collective; `call` is None where MPI has none (custom, 32-bit counts)."""
+    """The library's call for a collective; `call` is None where MPI has none (custom, 32-bit counts).
+
+    Collective over `comm` where there are groups. A rank in no group has a call that does nothing.
+    """
 
     def __init__(
         self,
@@ -31,18 +38,33 @@ class Reference:
     ) -> None:
         self._own_op: Any = None
         self.call: Callable[[], Any] | None = None
-        longest = max(len(buffers.input), len(buffers.output)) * dtype.bytes
+        self._own_comm: Any = None
+        longest = layout.elements * dtype.bytes  # of all ranks' buffers, so that all decide alike
         if collective.name == "custom" or (MPI.VERSION < 4 and longest > COUNT_LIMIT):
             return
+        if collective.groups:
+            rank = comm.Get_rank()
+            number, group = next(
+                ((i, group) for i, group in enumerate(collective.groups) if rank in group),
+                (MPI.UNDEFINED, ()),
+            )
+            comm = self._own_comm = comm.Split(number, group.index(rank) if group else 0)
+            if not group:
+                self.call = lambda: None
+                return
+            collective = build(collective.name, len(group), root=collective.root)
+            layout = replace(layout, block_elements=layout.elements // len(group), blocks=len(group))
         if collective.name in COMBINING:
             self.call = self._combining(MPI, comm, collective, buffers, dtype, op or "sum", inplace)
         else:
             self.call = _moving(MPI, comm, collective, layout, buffers, dtype, inplace)
 
     def close(self) -> None:
-        """Free the reduction that was made for a type MPI does not know."""
+        """Free the reduction that was made for a type MPI does not know, and the group's communicator."""
         if self._own_op is not None:
             self._own_op.Free()
+        if self._own_comm:  # not that of a rank in no group, which is none
+            self._own_comm.Free()
 
     def _combining(
         self,

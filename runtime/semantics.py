@@ -27,7 +27,10 @@ def collective_of(program: Program, order: Trace) -> Collective:
             pairs = sorted({(source, d) for d, cells in received for source, _ in cells.values()})
             collective = build(name, n, total, pairs=pairs)
         elif name == "custom":
-            raise ValueError("its postcondition is not known; run the native .json file instead")
+            raise ValueError(
+                "its postcondition is not known; run the native .json file instead, or give --pre-post, or for "
+                "groups of ranks --collective and --groups"
+            )
         else:
             collective = named_collective(name, n, total, program.root)
     except (ValueError, CheckFailed) as error:

@@ -6,7 +6,7 @@ schedule is fixed by what happens to one rank of each orbit, and no message meet
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from taccl.profiles.topology import Topology
@@ -56,8 +56,12 @@ def acts_freely(group: Sequence[Permutation]) -> bool:
     return all(image != rank for element in group[1:] for rank, image in enumerate(element))
 
 
-def find_symmetry(topology: Topology) -> tuple[Permutation, ...]:
+def find_symmetry(
+    topology: Topology, keeps: Callable[[Permutation], bool] = lambda permutation: True
+) -> tuple[Permutation, ...]:
     """Generators of a group of automorphisms that acts freely, as large as found; () when there is none.
+
+    keeps: what else they must leave as it is, e.g. groups of ranks.
 
     Natural candidates (rotations, node rotations, XOR shifts, grid translations and reflections) come first,
     then a bounded backtracking search over ranks that look alike.
@@ -73,14 +77,16 @@ def find_symmetry(topology: Topology) -> tuple[Permutation, ...]:
         if candidate in tried or candidate in group:
             continue
         tried.add(candidate)
-        if any(image == rank for rank, image in enumerate(candidate)) or not _preserves(fabric, candidate):
+        if any(image == rank for rank, image in enumerate(candidate)) or not (
+            keeps(candidate) and _preserves(fabric, candidate)
+        ):
             continue
         larger = _grown(generators, candidate, n)
         if larger is not None:
             generators.append(candidate)
             group = larger
     if len(group) < n:
-        _search(fabric, generators, group)
+        _search(fabric, generators, group, keeps)
     return tuple(generators)
 
 
@@ -167,7 +173,12 @@ def _divisors(n: int) -> list[int]:
     return [d for d in range(1, n) if n % d == 0]
 
 
-def _search(fabric: _Fabric, generators: list[Permutation], group: tuple[Permutation, ...]) -> None:
+def _search(
+    fabric: _Fabric,
+    generators: list[Permutation],
+    group: tuple[Permutation, ...],
+    keeps: Callable[[Permutation], bool],
+) -> None:
     """Add generators that a backtracking search finds.
 
     An element of a group that acts freely is known by the image of one rank, so each image that the group does
@@ -189,7 +200,7 @@ def _search(fabric: _Fabric, generators: list[Permutation], group: tuple[Permuta
         allowed = min(share, left)
         trial = _Trial(fabric, colours, root, target, allowed)
         for candidate in trial.images():
-            if not _preserves(fabric, candidate):
+            if not (keeps(candidate) and _preserves(fabric, candidate)):
                 continue
             larger = _grown(generators, candidate, fabric.ranks)
             if larger is not None:

@@ -53,6 +53,7 @@ def at_scale(request: Request) -> bool:
         and request.collective in COLLECTIVES
         and request.engine in ENGINES
         and not request.restrictions.rules
+        and not request.groups
     )
 
 

@@ -35,7 +35,7 @@ class Candidate:
     def algorithm(self, topology: Topology, size_bytes: int) -> Algorithm:
         """The schedule as an algorithm of which nothing is proven yet."""
         return Algorithm(
-            name=f"{self.collective.name}-{topology.name}-{self.engine}",
+            name=f"{self.collective.title.replace(' ', '-')}-{topology.name}-{self.engine}",
             collective=self.collective,
             topology_name=topology.name,
             size_bytes=size_bytes,

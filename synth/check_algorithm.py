@@ -72,7 +72,7 @@ def _form(algorithm: Algorithm, topology: Topology, price: Costs, message: Messa
     if message.op not in ("copy", "reduce") or (
         message.op == "reduce" and not algorithm.collective.combining
     ):
-        yield f"op {message.op!r} has no meaning in {algorithm.collective.name}"
+        yield f"op {message.op!r} has no meaning in {algorithm.collective.title}"
     if message.start_fs < 0:
         yield "starts before time 0"
     arrival = message.start_fs + price.transit(message.link, len(chunks))

@@ -14,7 +14,7 @@ from taccl.profiles.topology import Topology
 from taccl.synth.algorithm import Algorithm, Message
 from taccl.synth.bounds import Bound, lower_bound
 from taccl.synth.bounds.compose import counting_bound
-from taccl.synth.collective import Collective
+from taccl.synth.collective import Collective, Groups
 from taccl.synth.cost import Costs, costs, us
 from taccl.synth.explain_changes import changes
 from taccl.synth.gap import gap
@@ -88,6 +88,7 @@ class Explanation:
     loads: tuple[Load, ...]
     remedies: tuple[Remedy, ...]
     without_effect: tuple[str, ...]  # changes that were tried, and lower neither the bound nor the time
+    groups: Groups = ()  # of ranks, that each do the collective; (): all ranks are one
 
     @property
     def gap(self) -> float:
@@ -311,7 +312,7 @@ def _explanation(
         name, collective.name, topology.name, topology.ranks, size_bytes, us(time_fs), bound, path,
         tuple(Load(resource_text(topology, r), us(-held), -held / max(1, time_fs)) for held, r in loads),
         tuple(sorted(helpful, key=lambda r: (r.bound_us, r.time_us, r.change))),
-        tuple(r.change for r in tried if r not in helpful),
+        tuple(r.change for r in tried if r not in helpful), collective.groups,
     )  # fmt: skip
 
 

@@ -218,7 +218,8 @@ def _lower(shape: Algorithm, moves: _Moves, protocol: str, instances: int, hints
         )
     program = Program(
         name=shape.name,
-        collective=collective.name,
+        # What groups do is no collective of all ranks: a loader must not choose it for one.
+        collective="custom" if collective.groups else collective.name,
         protocol=protocol,
         channels=channels,
         chunks_per_loop=collective.size_chunks,
@@ -228,7 +229,7 @@ def _lower(shape: Algorithm, moves: _Moves, protocol: str, instances: int, hints
         min_bytes=0,
         max_bytes=MAX_BYTES,
         gpus=tuple(gpus),
-        root=collective.root,
+        root=0 if collective.groups else collective.root,
     )
     senders = tuple((m.src, ("send", m.dst, channel_of[number])) for number, m in enumerate(shape.messages))
     return _Lowered(program, message_at, senders)

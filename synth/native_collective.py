@@ -1,15 +1,16 @@
 """The collective inside a native algorithm file: a name and its numbers, or every chunk's places.
 
 {"name": "allgather", "ranks": 8, "partition": 2, "root": 0} says it all where `collective.build` makes the same
-from it; alltoallv adds "demand" and sendrecv "pairs". Anything else lists its "chunks" as rows
+from it; alltoallv adds "demand", sendrecv "pairs", groups of ranks "groups". Anything else lists its "chunks" as rows
 [[[rank, offset], ...], [[rank, offset], ...]] (sources, destinations) and the lengths of the buffers.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
-from taccl.synth.collective import NAMES, Chunk, Collective, build
+from taccl.synth.collective import GROUPED, NAMES, Chunk, Collective, build, check_groups
 from taccl.synth.json_reader import Place
 
 MAX_PLACES = 1 << 25  # (rank, offset) pairs of all chunks together
@@ -29,9 +30,13 @@ def collective_value(collective: Collective) -> dict[str, Any]:
     elif collective.name == "sendrecv":
         routes = [(c.sources[0][0], c.destinations[0][0]) for c in collective.chunks]
         value["pairs"] = [list(pair) for pair in dict.fromkeys(routes)]
+    kept: tuple[str, ...] = ("name", "ranks", "partition", "root")
+    if collective.groups:
+        value["groups"] = [list(group) for group in collective.groups]
+        kept = (*kept, "groups")
     if collective.name != "custom" and _built(value) == collective:
         return value
-    return {key: value[key] for key in ("name", "ranks", "partition", "root")} | {
+    return {key: value[key] for key in kept} | {
         "combining": collective.combining,
         "size_chunks": collective.size_chunks,
         "input_chunks": list(collective.input_chunks),
@@ -48,15 +53,27 @@ def read_collective_value(place: Place, ranks: int) -> Collective:
     """The collective at a place, which must be one for `ranks` ranks. Raises InvalidInput."""
     place.only(
         "name", "ranks", "partition", "root", "demand", "pairs", "combining", "size_chunks", "input_chunks",
-        "output_chunks", "inplace", "chunks",
+        "output_chunks", "inplace", "chunks", "groups",
     )  # fmt: skip
     name = place.at("name").text(NAMES)
     if place.at("ranks").integer(1, ranks) != ranks:
         place.at("ranks").fail(f"the topology has {ranks} ranks")
     partition = place.at("partition").integer(1, MAX_LENGTH)
     root = place.at("root").integer(0, ranks - 1)
+    groups: list[list[int]] = []
+    if "groups" in place.mapping():
+        groups = [
+            [rank.integer(0, ranks - 1) for rank in group.items(2, ranks)]
+            for group in place.at("groups").items(1, ranks)
+        ]
+        if name not in GROUPED:
+            place.at("groups").fail(f"groups are for {', '.join(sorted(GROUPED))}")
+        try:
+            check_groups(groups, ranks)
+        except ValueError as error:
+            place.at("groups").fail(str(error))
     if "chunks" in place.mapping():
-        return _listed(place, name, ranks, partition, root)
+        return _listed(place, name, ranks, partition, root, groups)
     if name == "custom":
         place.fail("a custom collective lists its chunks")
     value: dict[str, Any] = {"name": name, "ranks": ranks, "partition": partition, "root": root}
@@ -83,6 +100,10 @@ def read_collective_value(place: Place, ranks: int) -> Collective:
             "broadcast": ranks + 1,
             "reduce": ranks + 1,
         }.get(name, ranks * (ranks + 1))
+    if groups:
+        value["groups"] = groups
+        # Every group is cut into the least common multiple of all sizes, and each piece is known to its group.
+        blocks = len(groups) * math.lcm(*map(len, groups)) * max(map(len, groups)) * 2
     if blocks * partition > MAX_PLACES:
         place.fail(f"the chunks have more than {MAX_PLACES} places together")
     try:
@@ -100,6 +121,7 @@ def _built(value: dict[str, Any]) -> Collective:
         root=value["root"],
         demand=value.get("demand"),
         pairs=None if pairs is None else [(src, dst) for src, dst in pairs],
+        groups=value.get("groups"),
     )
 
 
@@ -111,7 +133,9 @@ def _demand(collective: Collective) -> list[list[int]]:
     return [[chunks // collective.partition for chunks in row] for row in count]
 
 
-def _listed(place: Place, name: str, ranks: int, partition: int, root: int) -> Collective:
+def _listed(
+    place: Place, name: str, ranks: int, partition: int, root: int, groups: list[list[int]]
+) -> Collective:
     chunks = []
     places = 0
     for row in place.at("chunks").items(0, MAX_PLACES):
@@ -138,6 +162,7 @@ def _listed(place: Place, name: str, ranks: int, partition: int, root: int) -> C
         place.at("size_chunks").integer(1, MAX_LENGTH),
         partition,
         root,
+        tuple(map(tuple, groups)),
     )
     try:
         collective.check()

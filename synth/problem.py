@@ -72,6 +72,13 @@ def layer_kinds(collective: Collective) -> tuple[str, ...]:
 
 def roots_of(collective: Collective) -> tuple[tuple[int, ...], ...]:
     """Per chunk the ranks its trees hang on. An allreduce chunk is rooted at the rank whose block it is."""
+    if collective.name == "allreduce" and collective.groups:
+        # Every group has as many chunks; each member sums up an equal share of them.
+        of_group = collective.size_chunks
+        return tuple(
+            (chunk.sources[i % of_group * len(chunk.sources) // of_group][0],)
+            for i, chunk in enumerate(collective.chunks)
+        )
     if collective.name == "allreduce":
         per_rank, extra = divmod(len(collective.chunks), collective.ranks)
         if extra:
@@ -121,8 +128,8 @@ def _layer(topology: Topology, collective: Collective, kind: str, restrictions: 
         key = (root, target)
         if key not in memo:
             links_here = [e for e in allowed if not any((r, e) in routes for r in root)]
-            # A sendrecv leaves most of the machine idle, so that a way round over a neighbour's NIC can pay.
-            detour = 2 if collective.name == "sendrecv" else 1
+            # These leave much of the machine idle, so that a way round over a neighbour's NIC can pay.
+            detour = 2 if collective.name == "sendrecv" or collective.groups else 1
             memo[key] = tuple(
                 _on_the_way(topology, links_here, hops, root, target, kind, restrictions.extra_hops, detour)
             )
@@ -223,7 +230,7 @@ def with_symmetry(p: Problem, generators: Sequence[Permutation]) -> tuple[Proble
 
 def _extend(p: Problem, ranks: Permutation) -> Symmetry | None:
     chunks = _chunk_images(p, ranks)
-    links = _link_images(p.topology, ranks)
+    links = link_images(p.topology, ranks)
     if chunks is None or links is None:
         return None
     for layer in p.layers:
@@ -258,7 +265,8 @@ def _chunk_images(p: Problem, ranks: Permutation) -> Permutation | None:
     return tuple(images)
 
 
-def _link_images(topology: Topology, ranks: Permutation) -> Permutation | None:
+def link_images(topology: Topology, ranks: Sequence[int]) -> Permutation | None:
+    """The link that each link becomes when ranks move; None where they are no automorphism of links and ports."""
     of_pair: dict[tuple[int, int], list[int]] = {}
     for index, link in enumerate(topology.links):
         of_pair.setdefault((link.src, link.dst), []).append(index)

@@ -20,21 +20,27 @@ def collective_of(
     *,
     demand: Sequence[Sequence[int]] | None = None,
     pairs: Sequence[tuple[int, int]] | None = None,
+    groups: Sequence[Sequence[int]] | None = None,
 ) -> Collective:
     """The collective that the attributes coll, ngpus, nchunksperloop and root of a program name.
 
     nchunksperloop counts the larger of a rank's input and output: ngpus * k for allgather, alltoall,
     reducescatter, gather and scatter cut into k chunks a block, and the whole buffer for allreduce,
     broadcast, reduce and sendrecv; for alltoallv, k times the longest buffer of the demand. demand and pairs
-    (of alltoallv and sendrecv) stand in no attribute. Raises CheckFailed when they are missing, when the name
+    (of alltoallv and sendrecv) stand in no attribute, nor do groups of ranks, for which nchunksperloop spans a
+    group's size and root is a place in each. Raises CheckFailed when they are missing, when the name
     is unknown, or when nchunksperloop does not fit.
     """
     if not 0 <= root < ranks or chunks_per_loop < 1:
         raise CheckFailed(f"root {root} is no rank of {ranks}, or nchunksperloop is below 1")
     needs = {"alltoallv": ("demand", demand), "sendrecv": ("pairs", pairs)}.get(name)
     if name not in NAMES or name == "custom" or (needs is not None and needs[1] is None):
-        missing = f"the {needs[0]}" if needs is not None else "its pre- and postcondition"
+        missing = (
+            f"the {needs[0]}" if needs is not None else "its pre- and postcondition, or what groups do what,"
+        )
         raise CheckFailed(f"coll={name!r} does not say who gets what from whom: give {missing} as well")
+    if groups is not None:
+        return _of_groups(name, ranks, chunks_per_loop, root, groups)
     if name in _BLOCKS_OF_RANKS:
         block = ranks
     elif name in _WHOLE_BUFFER:
@@ -55,6 +61,21 @@ def collective_of(
         name, ranks, tuple(Chunk(h, h) for h in holders), True, length, length, ((0, 0),) * ranks,
         chunks_per_loop, 1,
     )  # fmt: skip
+
+
+def _of_groups(
+    name: str, ranks: int, chunks_per_loop: int, root: int, groups: Sequence[Sequence[int]]
+) -> Collective:
+    try:
+        parts = build(name, ranks, 1, root=root, groups=groups).size_chunks
+        if chunks_per_loop % parts:
+            sizes = ", ".join(str(n) for n in sorted({len(group) for group in groups}))
+            raise CheckFailed(
+                f"nchunksperloop={chunks_per_loop} must be a multiple of {parts} in {name} in groups of {sizes}"
+            )
+        return build(name, ranks, chunks_per_loop // parts, root=root, groups=groups)
+    except ValueError as error:
+        raise CheckFailed(f"{name}: {error}") from error
 
 
 def _build(

@@ -31,10 +31,10 @@ from taccl.synth.models.orbits import close, free_group, identity
 from taccl.synth.models.packing import pack_trees, refine
 from taccl.synth.models.solver import Strategy
 from taccl.synth.models.trees import solve_trees
-from taccl.synth.problem import Layer, Problem, Symmetry, problem, with_symmetry
+from taccl.synth.problem import Layer, Problem, Symmetry, problem, roots_of, with_symmetry
 from taccl.synth.schedule import Transfer, as_transfers
 from taccl.synth.symmetric.prices import LONGEST_FS
-from taccl.synth.symmetric.search import Task, search
+from taccl.synth.symmetric.search import PAIRED, Task, search
 from taccl.synth.symmetric.solve import Effort
 
 Build = Callable[[int], Collective]  # partition -> collective
@@ -60,10 +60,27 @@ MOST_MESSAGES = 4_000
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """Who sends to whom, by source and destination, and for alltoallv how many blocks."""
+    """Who sends to whom, in the order of the chunks, and for alltoallv how many blocks."""
 
     ends: tuple[tuple[int, int], ...]
     amounts: tuple[int, ...] = ()
+
+
+def pairs_of_groups(collective: Collective) -> Pairs:
+    """Chunks of one source and one destination each, of groups at partition 1, as blocks between pairs."""
+    counted: dict[tuple[int, int], int] = {}
+    for chunk in collective.chunks:
+        pair = chunk.sources[0][0], chunk.destinations[0][0]
+        counted[pair] = counted.get(pair, 0) + 1
+    return Pairs(tuple(counted), tuple(counted.values()))
+
+
+def blocks_of_groups(collective: Collective) -> tuple[int, ...]:
+    """Blocks of each root, group after group: every member's, or those of a group's only root."""
+    counted: dict[int, int] = {}
+    for (root,) in roots_of(collective):
+        counted[root] = counted.get(root, 0) + 1
+    return tuple(counted.values())
 
 
 @dataclass(slots=True)
@@ -146,6 +163,10 @@ class Search:
         """Schedules of representatives under the machine's symmetry, expanded; `name` is one of COLLECTIVES."""
         if self.should_stop():
             return
+        if p.collective.groups:
+            if name not in PAIRED:
+                return  # quotients know blocks of all ranks, and blocks between pairs
+            name, root, pairs = "alltoallv", 0, pairs_of_groups(self.build(1))
         priced = p.costs
         longest_fs = max(*priced.alpha_fs, *priced.chunk_fs, priced.reduce_alpha_fs, priced.reduce_chunk_fs)
         if longest_fs > LONGEST_FS:
@@ -178,14 +199,20 @@ class Search:
         if max(*priced.alpha_fs, *priced.chunk_fs) > LONGEST_FS:
             return
         blocks = stated.collective.size_chunks
+        teams = stated.collective.groups
+        if teams and name in PAIRED:
+            name, root, pairs, teams = "alltoallv", 0, pairs_of_groups(stated.collective), ()
+        elif teams:
+            pairs = Pairs((), blocks_of_groups(stated.collective))
         task = Task(
             self.topology, link_table(self.topology), name, 1, priced.chunk_bytes, root, pairs.ends,
             self.generators if self.restrictions.symmetry is not None else None, self.batching, pairs.amounts,
+            teams,
         )  # fmt: skip
         usable = _usable(stated) if self.restrictions.rules else None
         most = -wanted if wanted else max(1, self.size_bytes // (blocks * LEAST_CHUNK_BYTES))
         for partition, found in forests(task, most, ForestEffort(), self.seed, self.finished, usable):
-            messages = messages_of(found.messages(name, partition))
+            messages = messages_of(found.messages("groups" if teams else name, partition))
             p = self.problem(partition)
             candidate = Candidate(
                 found.engine, p.collective, tuple(as_transfers(messages)), messages, found.timing.time_fs

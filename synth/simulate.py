@@ -75,7 +75,7 @@ class Simulation:
     @property
     def busbw_gbps(self) -> float:
         """algbw times the collective's factor of nccl-tests."""
-        return self.algbw_gbps * float(bus_factor(self.collective.name, self.collective.ranks))
+        return self.algbw_gbps * float(bus_factor(self.collective.name, self.collective.group_ranks))
 
 
 def resource_name(topology: Topology, resource: int) -> str:

@@ -18,13 +18,14 @@ from importlib.metadata import version
 from taccl import __version__
 from taccl.errors import CheckFailed, Infeasible, Interrupted, NoSolutionInTime, UsageError
 from taccl.profiles.topology import Topology
-from taccl.sketches.restrictions import Restrictions
+from taccl.sketches.restrictions import Permutation, Restrictions
 from taccl.sketches.symmetry import find_symmetry
 from taccl.synth.algorithm import Algorithm, Certificate
 from taccl.synth.bounds import granular_bound, lower_bound
+from taccl.synth.bounds.compose import EXPLICIT_RANKS
 from taccl.synth.candidates import Candidate
 from taccl.synth.check_algorithm import check_algorithm
-from taccl.synth.collective import NAMES, Collective, build
+from taccl.synth.collective import GROUPED, NAMES, ROOTED, Collective, Groups, build, check_groups
 from taccl.synth.conflict import explain_infeasible
 from taccl.synth.cost import costs, us
 from taccl.synth.engines import BASELINES, Inapplicable
@@ -32,6 +33,7 @@ from taccl.synth.engines.exchange import exchanging_allreduce
 from taccl.synth.engines.rooted import rooted_allreduce
 from taccl.synth.schedule import as_transfers
 from taccl.synth.search import MOST_MESSAGES, Pairs, Search
+from taccl.synth.side_by_side import side_by_side
 from taccl.synth.symmetric.search import COLLECTIVES
 
 ENGINES = ("auto", "cp-sat", "greedy", *BASELINES)
@@ -62,7 +64,8 @@ class Request:
     size_bytes: int  # nccl-tests size
     restrictions: Restrictions = field(default_factory=Restrictions)
     engine: str = "auto"
-    root: int = 0
+    root: int = 0  # with groups the place in each group
+    groups: Groups = ()  # that do the collective side by side; (): all ranks are one
     partition: int | None = None  # overrides the sketch's
     demand: tuple[tuple[int, ...], ...] | None = None  # alltoallv
     pairs: tuple[tuple[int, int], ...] | None = None  # sendrecv
@@ -129,6 +132,8 @@ def synthesise(
         batching=request.batching,
     )
     ladder = [wanted] if wanted else _ladder(request, make)
+    if request.groups and request.engine in ("auto", "cp-sat"):
+        side_by_side(search, request, ladder, _own_seeds)
     _seeds(search, request, ladder)
     if request.engine in ("auto", "cp-sat"):
         if search.best is None and not search.should_stop():
@@ -182,7 +187,9 @@ def _check(request: Request) -> None:
         raise UsageError(f"unknown engine {request.engine!r}; known: {', '.join(ENGINES)}")
     if request.size_bytes < 1:
         raise UsageError("the size must be at least 1 byte")
-    if not 0 <= request.root < request.topology.ranks:
+    if request.groups:
+        _check_groups(request)
+    elif not 0 <= request.root < request.topology.ranks:
         last = request.topology.ranks - 1
         raise UsageError(f"root {request.root}: the ranks of {request.topology.name} are 0..{last}")
     if request.collective == "custom" and request.custom is None:
@@ -190,6 +197,21 @@ def _check(request: Request) -> None:
     if request.time_limit_s <= 0:
         raise UsageError("the time limit must be above 0 seconds")
     request.topology.check()
+
+
+def _check_groups(request: Request) -> None:
+    if request.collective not in GROUPED:
+        known = ", ".join(name for name in NAMES if name in GROUPED)
+        raise UsageError(f"groups are for {known}; {request.collective} says itself who sends to whom")
+    try:
+        check_groups(request.groups, request.topology.ranks)
+    except ValueError as error:
+        raise UsageError(f"groups of ranks: {error}") from error
+    if request.topology.ranks > EXPLICIT_RANKS:
+        raise UsageError(
+            f"groups are synthesised on up to {EXPLICIT_RANKS} ranks, {request.topology.name} has "
+            f"{request.topology.ranks}"
+        )
 
 
 def _check_pairs(request: Request, collective: Collective) -> None:
@@ -203,6 +225,8 @@ def _check_pairs(request: Request, collective: Collective) -> None:
     if request.custom is None and request.collective != "alltoallv":
         most = collective.partition * MOST_PAIRS // pairs
         message += f"; on {request.topology.ranks} ranks --partition may be up to {most}" if most else ""
+        if len({len(group) for group in request.groups}) > 1:
+            message += "; groups of unequal size need chunks that fit all of them"
     elif request.collective == "alltoallv":
         message += "; scale the demand down, only its proportions matter"
     raise UsageError(message)
@@ -222,6 +246,7 @@ def _builder(request: Request) -> Callable[[int], Collective]:
                 root=request.root,
                 demand=request.demand,
                 pairs=request.pairs,
+                groups=request.groups or None,
             )
         except ValueError as error:
             raise UsageError(f"{request.collective}: {error}") from error
@@ -232,7 +257,18 @@ def _builder(request: Request) -> Callable[[int], Collective]:
 def _generators(request: Request) -> tuple[tuple[int, ...], ...]:
     if request.restrictions.symmetry is not None:
         return request.restrictions.symmetry
-    return tuple(find_symmetry(request.topology))
+    if not request.groups:
+        return tuple(find_symmetry(request.topology))
+    groups = {frozenset(group) for group in request.groups}
+    roots = {group[request.root] for group in request.groups} if request.collective in ROOTED else set()
+
+    def keeps(permutation: Permutation) -> bool:
+        return (
+            all(frozenset(permutation[rank] for rank in group) in groups for group in request.groups)
+            and {permutation[root] for root in roots} == roots
+        )
+
+    return tuple(find_symmetry(request.topology, keeps))
 
 
 def _alpha_dominates(request: Request, collective: Collective) -> bool:
@@ -250,7 +286,8 @@ def _ladder(request: Request, make: Callable[[int], Collective]) -> list[int]:
     alphas = sorted(priced.alpha_fs) or [0]
     transit = max(priced.chunk_fs, default=0)
     few_blocks = request.collective in ("broadcast", "reduce", "sendrecv")
-    most = 16 if few_blocks else 8 if request.topology.ranks <= 8 else 4
+    together = max((len(group) for group in request.groups), default=request.topology.ranks)
+    most = 16 if few_blocks else 8 if together <= 8 else 4
     ladder = [k for k in (1, 2, 3, 4, 6, 8, 12, 16) if k <= most]
     # A chunk much shorter than alpha cannot pay for its own message.
     return [k for k in ladder if k == 1 or 4 * transit >= alphas[len(alphas) // 2] * k]
@@ -260,7 +297,7 @@ def _seeds(search: Search, request: Request, ladder: list[int]) -> None:
     """Forests, baselines and greedy trees at every chunking; the best are cut finer as long as that pays."""
     names = [request.engine] if request.engine in BASELINES else list(BASELINES)
     if request.engine in ("auto", "cp-sat"):
-        if request.collective == "allreduce":
+        if request.collective == "allreduce" and (search.best is None or not search.finished()):
             _joined(search, request, ladder)
         if len(ladder) > 1 - search.fixed_partition:
             fixed = ladder[0] if search.fixed_partition else None
@@ -274,7 +311,7 @@ def _seeds(search: Search, request: Request, ladder: list[int]) -> None:
         if request.collective in COLLECTIVES:
             search.quotient(request.collective, p, request.root, _pairs(request))
         search.greedy(p, 8)
-        if request.collective == "allreduce" and partition == ladder[0]:
+        if request.collective == "allreduce" and partition == ladder[0] and not request.groups:
             for transfers in rooted_allreduce(
                 request.topology, p.collective, request.size_bytes, request.restrictions, 2, request.seed
             ):
@@ -287,6 +324,27 @@ def _seeds(search: Search, request: Request, ladder: list[int]) -> None:
     for candidate in ranked[:3]:
         if not search.finished():
             search.pipeline(candidate, candidate.engine)
+
+
+def _own_seeds(search: Search, request: Request, ladder: list[int], share: float) -> dict[int, Candidate]:
+    """The best of each chunking that the seeds of another request find within a share of a search's limit."""
+    own = replace(
+        search,
+        topology=request.topology,
+        build=_builder(request),
+        restrictions=request.restrictions,
+        generators=_generators(request),
+        lower_fs=0,
+        budget_s=search.budget_s * share,
+        began=time.monotonic(),
+        report=lambda stage, best_fs: None,
+        best=None,
+        best_of={},
+        bounds={},
+        timed=0,
+    )
+    _seeds(own, request, ladder)
+    return own.best_of
 
 
 def _baselines(search: Search, request: Request, names: list[str], ladder: list[int]) -> None:
@@ -315,9 +373,10 @@ def _rounds_of(search: Search, request: Request) -> list[int]:
     """Chunks a block that suit k - 1 + log2 n rounds of one chunk each: where another round's alpha is worth it."""
     p = search.problem(1)
     alpha = max(1, min(p.costs.occupancy_fs, default=1))
-    depth = max(1, (request.topology.ranks - 1).bit_length() - 1)
+    ranks = p.collective.group_ranks
+    depth = max(1, (ranks - 1).bit_length() - 1)
     best = math.isqrt(depth * max(p.costs.chunk_fs, default=0) // alpha)
-    most = MOST_MESSAGES // max(1, request.topology.ranks - 1)
+    most = MOST_MESSAGES // max(1, len(p.collective.teams) * (ranks - 1))
     return sorted(
         {k for k in (best // 2, best * 3 // 4, best, best * 3 // 2) if 1 < k <= most}
         | {min(best, most)} - {0}
@@ -326,25 +385,12 @@ def _rounds_of(search: Search, request: Request) -> list[int]:
 
 def _joined(search: Search, request: Request, ladder: list[int]) -> None:
     """An allreduce as a reduce-scatter and an allgather, each the best that its own seeds find at a chunking."""
-    halves = []
-    for name in ("reducescatter", "allgather"):
-        part = replace(request, collective=name)
-        half = replace(
-            search,
-            build=_builder(part),
-            lower_fs=0,
-            budget_s=search.budget_s * HALF_SHARE,
-            began=time.monotonic(),
-            report=lambda stage, best_fs: None,
-            best=None,
-            best_of={},
-            bounds={},
-            timed=0,
-        )
-        _seeds(half, part, ladder)
-        halves.append(half)
+    halves = [
+        _own_seeds(search, replace(request, collective=name), ladder, HALF_SHARE)
+        for name in ("reducescatter", "allgather")
+    ]
     for partition in ladder:
-        found = [half.best_of.get(partition) for half in halves]
+        found = [half.get(partition) for half in halves]
         if all(found):
             transfers = [t for candidate in found if candidate for t in as_transfers(candidate.messages)]
             search.offer("joined", search.problem(partition), transfers)

@@ -140,7 +140,7 @@ def _first_send(graph: ProgramGraph, stuck: list[int]) -> int:
 
 def _verify_mode(graph: ProgramGraph, order: list[int], collective: Collective, mode: str) -> list[Finding]:
     if mode == IN_PLACE and collective.ranks > 1 and all(views is None for views in collective.inplace):
-        return [Finding("V603", f"there is no in-place form of {collective.name}", mode=mode)]
+        return [Finding("V603", f"there is no in-place form of {collective.title}", mode=mode)]
     memory = lay_out(graph, collective, mode)
     found = list(check_places(graph, memory, mode))
     if _fails(finding for finding in found if finding.code != "V403"):
@@ -185,7 +185,7 @@ def _buffer_lengths(program: Program, collective: Collective, strict: bool) -> l
         ):
             if declared not in (0, real):
                 found.append(Finding(
-                    "V407", f"rank {gpu.rank}: {name}={declared}, but {collective.name} with nchunksperloop="
+                    "V407", f"rank {gpu.rank}: {name}={declared}, but {collective.title} with nchunksperloop="
                     f"{program.chunks_per_loop} has {real}", "error" if strict else "warning", rank=gpu.rank,
                 ))  # fmt: skip
     return found

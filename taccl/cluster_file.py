@@ -16,12 +16,13 @@ from typing import Any
 from taccl.cluster_schema import CLUSTER, MOST_BYTES
 from taccl.demand import read_demand
 from taccl.errors import UsageError
+from taccl.groups import groups_text, read_groups
 from taccl.produce import Order
 from taccl.profiles.forms import Values
 from taccl.profiles.load import load_topology
 from taccl.profiles.topology import Topology
 from taccl.profiles.yaml_reader import parse, read_text
-from taccl.synth.collective import build
+from taccl.synth.collective import GROUPED, build
 from taccl.synth.collective_file import read_collective
 
 MANIFEST = "manifest.json"  # beside the results, see build_plan
@@ -68,7 +69,7 @@ def read_cluster(path: str) -> Cluster:
     suffixes = (".xml", ".json") if form == "both" else (f".{form}",)
     wanted: dict[str, Wanted] = {}
     for entry in entries:
-        asked = _asked(entry, base, topology)
+        asked = _asked(entry, base, topology, values.get("root", 0))
         for size, wide in _sizes(entry):
             made = _wanted(values, entry, asked, size, wide, base)
             if made.stem in wanted:
@@ -101,9 +102,11 @@ def _check_together(entry: Values) -> None:
             entry.at("collective").error("B007", f"{only} needs `{key}`")
 
 
-def _asked(entry: Values, base: Path, topology: Topology) -> dict[str, Any]:
-    """What alltoallv, sendrecv and custom move, as the arguments of an Order; checked against the topology."""
+def _asked(entry: Values, base: Path, topology: Topology, default_root: int) -> dict[str, Any]:
+    """What alltoallv, sendrecv, custom and groups move, as the arguments of an Order; checked against the topology."""
     collective = entry["collective"]
+    if "groups" in entry:
+        return _groups(entry, base, topology, default_root)
     if collective == "custom":
         path = str(base / entry["pre_post"])
         ranks = read_collective(read_text(path), path).ranks
@@ -131,6 +134,27 @@ def _asked(entry: Values, base: Path, topology: Topology) -> dict[str, Any]:
             "B008", f"expected {ranks} rows of {ranks} counts, one for each rank of {topology.name}"
         )
     return {"demand": demand}
+
+
+def _groups(entry: Values, base: Path, topology: Topology, default_root: int) -> dict[str, Any]:
+    """The groups in their listed form, so that a file's content decides what is stale."""
+    given = entry["groups"]
+    collective = entry["collective"]
+    if collective not in GROUPED:
+        entry.at("groups").error("B007", f"groups are for {', '.join(sorted(GROUPED))}, not for {collective}")
+        return {}
+    text = _place(base, given) if isinstance(given, str) else groups_text(tuple(map(tuple, given)))
+    try:
+        groups = read_groups(text, topology.ranks)
+    except UsageError as error:
+        entry.at("groups").error("B008", str(error).removeprefix("--groups: "))
+        return {}
+    assert groups is not None
+    root, least = entry.get("root", default_root), min(len(group) for group in groups)
+    if root >= least:
+        what = f"root {root}: it is a place in every group, 0..{least - 1} in the smallest"
+        entry.at("root" if "root" in entry else "groups").error("B006", what)
+    return {"groups": groups_text(groups)}
 
 
 def size_name(size_bytes: int) -> str:

@@ -45,6 +45,19 @@ _ENTRY = Record(
             ListOf(ListOf(Integer(0, MAX_RANKS - 1), minimum=2, maximum=2), minimum=1, maximum=MAX_RANKS),
             "sendrecv: [from, to] (default: each rank to the next)",
         ),
+        "groups": Field(
+            Either(
+                (
+                    ListOf(
+                        ListOf(Integer(0, MAX_RANKS - 1), minimum=2, maximum=MAX_RANKS),
+                        minimum=1,
+                        maximum=MAX_RANKS,
+                    ),
+                    Text(max_length=100_000),
+                )
+            ),
+            "groups of ranks that do it side by side: lists, or as taccl synth --groups takes them (a mesh, a file)",
+        ),
         "pre_post": Field(
             Text(max_length=1000), "custom: file with the place of every chunk, relative to this one"
         ),

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from taccl.profiles.topology import Topology
     from taccl.sketches.restrictions import Restrictions
     from taccl.synth.algorithm import Algorithm
+    from taccl.synth.collective import Groups
     from taccl.synth.program import Program
     from taccl.synth.symmetric.algorithm import SymmetricAlgorithm
     from taccl.synth.synthesise import Progress, Request
@@ -47,6 +48,9 @@ class Order:
     partition: int | None = None  # chunks per natural block; None: the sketch's, or chosen
     demand: tuple[tuple[int, ...], ...] | None = None
     pairs: tuple[tuple[int, int], ...] | None = None
+    groups: str | None = (
+        None  # that do it side by side: listed, a mesh or a file, as `taccl.groups` reads them
+    )
     pre_post: str | None = None  # file with a collective of one's own
     instances: int = 1
     protocol: str = "Simple"
@@ -194,11 +198,13 @@ def _lowered(order: Order, product: Product) -> Product:
 def _request(order: Order, topology: Topology) -> tuple[Request, tuple[str, ...]]:
     from pathlib import Path
 
+    from taccl.groups import read_groups
     from taccl.profiles.yaml_reader import read_text
     from taccl.synth.collective_file import read_collective
     from taccl.synth.synthesise import Request
 
     custom = None
+    groups = read_groups(order.groups, topology.ranks) or ()
     if (order.collective == "custom") != (order.pre_post is not None):
         raise UsageError("--collective custom and --pre-post FILE go together")
     if order.pre_post is not None:
@@ -218,6 +224,7 @@ def _request(order: Order, topology: Topology) -> tuple[Request, tuple[str, ...]
         restrictions=restrictions,
         engine=order.engine,
         root=order.root,
+        groups=groups,
         partition=order.partition,
         demand=order.demand,
         pairs=order.pairs,
@@ -250,12 +257,14 @@ def document(product: Product, path: str | None) -> dict[str, Any]:
     algorithm, certificate = product.algorithm, product.algorithm.certificate
     time_us = us(algorithm.time_fs)
     name, ranks, partition, messages = _shape(algorithm)
+    groups = _groups(algorithm)
     blocks = 0 if product.program is None else sum(len(gpu.threadblocks) for gpu in product.program.gpus)
     return {
         "schema": "taccl/synth/v1",
         "collective": name,
         "size_bytes": algorithm.size_bytes,
         "ranks": ranks,
+        "groups": [list(group) for group in groups],
         "topology": algorithm.topology_name,
         "partition": partition,
         "time_us": time_us,
@@ -277,6 +286,12 @@ def document(product: Product, path: str | None) -> dict[str, Any]:
         "warnings": list(product.warnings),
         "provenance": dict(algorithm.provenance),
     }
+
+
+def _groups(algorithm: Algorithm | SymmetricAlgorithm) -> Groups:
+    from taccl.synth.algorithm import Algorithm
+
+    return algorithm.collective.groups if isinstance(algorithm, Algorithm) else ()
 
 
 def _shape(algorithm: Algorithm | SymmetricAlgorithm) -> tuple[str, int, int, int]:

@@ -69,6 +69,12 @@ def collective_options(function: Callable[..., None]) -> Callable[..., None]:
         ),
         click.option("--pairs", metavar="A-B,...", help="Of sendrecv, as for taccl synth."),
         click.option(
+            "--groups",
+            metavar="RANKS|MESH|FILE",
+            shell_complete=files,
+            help="That do --collective side by side, as for taccl synth.",
+        ),
+        click.option(
             "--pre-post",
             metavar="FILE",
             shell_complete=files,
@@ -141,7 +147,12 @@ def open_program(file: str, options: dict[str, Any]) -> ProgramFile:
     if root >= program.ranks:
         raise UsageError(f"--root {root}: the ranks of {file} are 0..{program.ranks - 1}")
     program = replace(program, collective=name, root=root)
-    return ProgramFile(program, _collective(program, options))
+    collective = _collective(program, options)
+    if collective is not None and collective.groups:
+        program = replace(
+            program, collective="custom", root=0
+        )  # no collective of all ranks, wherever it is written
+    return ProgramFile(program, collective)
 
 
 def size_of(opened: ProgramFile | NativeFile, given: int | None) -> int:
@@ -244,7 +255,7 @@ def _read_native(file: str, options: dict[str, Any]) -> tuple[Algorithm, Topolog
     from taccl.synth.native import read_schedule
     from taccl.synth.symmetric.algorithm import SymmetricAlgorithm
 
-    for name in ("collective", "root", "demand", "pairs", "pre_post"):
+    for name in ("collective", "root", "demand", "pairs", "groups", "pre_post"):
         if options[name] is not None:
             raise UsageError(f"--{name.replace('_', '-')} is for XML; {file} says what its collective is")
     algorithm, topology = read_schedule(read_text(Path(file), MAX_NATIVE_BYTES), file)
@@ -264,6 +275,7 @@ def _read_native(file: str, options: dict[str, Any]) -> tuple[Algorithm, Topolog
 def _collective(program: Program, options: dict[str, Any]) -> Collective | None:
     from taccl.commands.synth import read_pairs
     from taccl.demand import read_demand
+    from taccl.groups import read_groups
     from taccl.profiles.yaml_reader import read_text
     from taccl.synth.collective import NAMES
     from taccl.synth.collective_file import read_collective
@@ -274,7 +286,10 @@ def _collective(program: Program, options: dict[str, Any]) -> Collective | None:
     if options["pre_post"] is not None:
         return read_collective(read_text(Path(options["pre_post"])), options["pre_post"])
     demand, pairs = read_demand(options["demand"]), read_pairs(options["pairs"])
-    if demand is None and pairs is None:
+    groups = read_groups(options["groups"], program.ranks)
+    if groups is not None and options["collective"] is None:
+        raise UsageError("--groups needs --collective: XML does not say what groups do (coll is custom)")
+    if demand is None and pairs is None and groups is None:
         return None
     try:
         return collective_of(
@@ -284,6 +299,7 @@ def _collective(program: Program, options: dict[str, Any]) -> Collective | None:
             program.root,
             demand=demand,
             pairs=pairs,
+            groups=groups,
         )
     except CheckFailed as error:
         raise UsageError(str(error)) from error

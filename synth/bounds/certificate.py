@@ -6,7 +6,8 @@ In a deadline T resource R carries at most (T - offset_R)^+ ticks of useful data
 
 where length(l) is the sum of w_R beta_R over the resources that link l holds. The right side is at least
 what the demand needs: by rows (chunks that must cross a set of links) when the lengths cover the rows'
-multipliers, or by shortest paths when no two destinations share data. The least T that satisfies it is a bound.
+multipliers (of each family of rows for itself), or by shortest paths when no two destinations share data. The
+least T that satisfies it is a bound.
 Where chunks are whole, T - offset_R is rounded down to a multiple of beta_R. Floating-point solvers only
 suggest weights; here they are rounded to rationals, repaired where rounding broke a condition, and evaluated
 in whole numbers.
@@ -25,11 +26,15 @@ from taccl.synth.bounds.network import UNREACHABLE, Network
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """At least `demand` chunks must cross `links`, because data has to get into (or out of) `ranks`."""
+    """At least `demand` chunks must cross `links`, because data has to get into (or out of) `ranks`.
+
+    Rows of different families speak of different data, so that each family needs room of its own on a link.
+    """
 
     links: tuple[int, ...]
     demand: int
     ranks: tuple[int, ...]
+    family: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +97,13 @@ def by_rows(
     weights: Mapping[int, Fraction],
 ) -> Certificate:
     """The time that rows prove. Where the lengths do not cover the rows, weights are raised until they do."""
-    used: dict[int, Fraction] = {}
+    by_family: dict[tuple[int, int], Fraction] = {}
     for row, multiplier in multipliers:
         for link in row.links:
-            used[link] = used.get(link, Fraction(0)) + multiplier
+            by_family[row.family, link] = by_family.get((row.family, link), Fraction(0)) + multiplier
+    used: dict[int, Fraction] = {}
+    for (_, link), length in by_family.items():
+        used[link] = max(used.get(link, Fraction(0)), length)
     raised = {r: w for r, w in weights.items() if w > 0}
     for link in sorted(used):
         length = sum((raised.get(r, Fraction(0)) * network.beta[r] for r in network.holds[link]), Fraction(0))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
@@ -23,6 +23,8 @@ Wants = dict[tuple[frozenset[int], frozenset[int]], int]
 
 # Up to so many ranks linear programs are solved for a bound; beyond, counting over cuts is all that is quick.
 EXPLICIT_RANKS = 32
+# Groups times links up to which each group has loads of its own in a linear program.
+MAX_GROUP_LOADS = 600
 
 
 def lower_bound(topology: Topology, collective: Collective, size_bytes: int) -> Bound:
@@ -197,29 +199,92 @@ def sink_bounds(network: Network, combining: bool, wants: Wants, floor: Fraction
 
 def shared_bounds(network: Network, collective: Collective, wants: Wants, floor: Fraction) -> list[Bound]:
     """Bounds that see how all destinations compete for the same resources."""
-    ranks = range(network.ranks)
     head = distances(network, frozenset().union(*(s for s, _ in wants)))
     tail = distances(network, frozenset().union(*(d for _, d in wants)), backwards=True)
     when = offsets(network, head, tail)
-    if collective.combining and any(len(d) > 1 for _, d in wants):
-        everyone = frozenset(ranks)
-        total = sum(chunks for (s, d), chunks in wants.items() if s == everyone and d == everyone)
-        pairs = [Sink(r, {frozenset({0}): total}) for r in ranks if r] if total else []
-        pairs += [Sink(0, {frozenset({r}): total}) for r in ranks if r] if total else []
-        proof = loads.least_time(network, when, network.ends, pairs, floor, gossip_rows(network, total))
-        return [_named(network, proof, when, "gossip", False)] if proof else []
-    facing = [s for s in sides(network, collective.combining, wants) if s.leaving == collective.combining]
-    if all(len(d) == 1 for _, d in wants) and not collective.combining:
+    combining = collective.combining
+    if all(len(d) == 1 for _, d in wants) and not combining:
+        facing = [side.sink for side in sides(network, combining, wants) if not side.leaving]
         if len(facing) * len(network.ends) > MAX_VARIABLES:
             return []
         program = FlowProgram(network, network.ends, len(facing))
-        proof = commodities.least_time(program, when, [side.sink for side in facing], floor)
-        return [_named(network, proof, when, "multicommodity flow", False)] if proof else []
-    if len(facing) < 2:
-        return []
-    ends = [(b, a) for a, b in network.ends] if collective.combining else network.ends
-    proof = loads.least_time(network, when, ends, [side.sink for side in facing], floor)
-    return [_named(network, proof, when, "tree packing", collective.combining)] if proof else []
+        flow = commodities.least_time(program, when, facing, floor)
+        return [_named(network, flow, when, "multicommodity flow", False)] if flow else []
+    teams = collective.teams
+    home = {rank: number for number, team in enumerate(teams) for rank in team}
+    sinks: list[Sink] = []
+    rows: list[Row] = []
+    kind, backwards = "tree packing", False
+    ends: Sequence[tuple[int, int]] = network.ends
+    if combining and any(len(d) > 1 for _, d in wants):
+        kind = "gossip"
+        for team in teams:
+            first, others = min(team), sorted(team)[1:]
+            total = wants.get((frozenset(team), frozenset(team)), 0)
+            if total:
+                sinks += [Sink(r, {frozenset({first}): total}) for r in others]
+                sinks += [Sink(first, {frozenset({r}): total}) for r in others]
+                rows += gossip_rows(network, team, total, home[first])
+        if not sinks:
+            return []
+    else:
+        backwards = combining
+        ends = [(b, a) for a, b in network.ends] if combining else network.ends
+        sinks = [side.sink for side in sides(network, combining, wants) if side.leaving == combining]
+        if len(sinks) < 2:
+            return []
+    if len(teams) == 1:
+        proof = loads.least_time(network, when, ends, sinks, floor, rows)
+        return [_named(network, proof, when, kind, backwards)] if proof else []
+    return _shared_by_groups(network, wants, when, floor, kind, backwards, ends, sinks, rows, home)
+
+
+def _shared_by_groups(
+    network: Network,
+    wants: Wants,
+    when: Sequence[int],
+    floor: Fraction,
+    kind: str,
+    backwards: bool,
+    ends: Sequence[tuple[int, int]],
+    sinks: Sequence[Sink],
+    rows: Sequence[Row],
+    home: Mapping[int, int],
+) -> list[Bound]:
+    """Several groups: what one exchanges is of no use to another.
+
+    First by cuts that all groups' data must cross together, one load a link; where the program stays small also with
+    loads of each group, which see that a group's cuts cannot be met by another's load.
+    """
+    combining = any(len(s) > 1 for s, _ in wants)
+
+    def demand(side: frozenset[int]) -> int:
+        """Chunks that must get into a set of ranks (collecting: out of it)."""
+        crossing = 0
+        for sources, destinations in wants:
+            if backwards:
+                crosses = bool(sources & side) and bool(destinations - side)
+            elif combining:
+                crosses = bool(destinations & side) and bool(sources - side)
+            else:
+                crosses = bool(destinations & side) and not sources & side
+            crossing += wants[sources, destinations] if crosses else 0
+        return crossing
+
+    together: dict[tuple[int, ...], int] = {}
+    for row in rows:
+        together[row.links] = together.get(row.links, 0) + row.demand
+    joint = [Row(links, chunks, ()) for links, chunks in together.items()]
+    found = []
+    proof = loads.least_time(network, when, ends, sinks, floor, joint, (), demand)
+    if proof is not None:
+        floor = max(floor, proof.time)
+        found.append(_named(network, proof, when, kind, backwards))
+    if (1 + max(home.values())) * len(network.ends) <= MAX_GROUP_LOADS:
+        families = [home[sink.rank] for sink in sinks]
+        proof = loads.least_time(network, when, ends, sinks, floor, rows, families)
+        found += [_named(network, proof, when, f"{kind} of each group", backwards)] if proof else []
+    return found
 
 
 def spread_bounds(network: Network, collective: Collective, wants: Wants, floor: Fraction) -> list[Bound]:
@@ -256,10 +321,11 @@ def spread_bounds(network: Network, collective: Collective, wants: Wants, floor:
     return found
 
 
-def gossip_rows(network: Network, chunks: int) -> list[Row]:
-    """Everybody learns everything of `chunks` chunks: 2(M-1) crossings each for M groups (Harary, Schwenk).
+def gossip_rows(network: Network, team: Sequence[int], chunks: int, family: int) -> list[Row]:
+    """A team learns everything of its `chunks` chunks: 2(M-1) crossings each for M groups (Harary, Schwenk).
 
-    The first group that knows all has had M-1 crossings before; each other group needs one more after it.
+    The first group that knows all has had M-1 crossings before; each other group needs one more after it. Groups
+    without a member of the team only add links over which it may cross.
     """
     rows = []
     partitions: list[Sequence[tuple[int, ...]]] = [[(r,) for r in range(network.ranks)]]
@@ -268,8 +334,9 @@ def gossip_rows(network: Network, chunks: int) -> list[Row]:
     for groups in partitions:
         group_of = {rank: number for number, group in enumerate(groups) for rank in group}
         links = tuple(e for e, (a, b) in enumerate(network.ends) if group_of[a] != group_of[b])
-        if chunks and len(groups) > 1:
-            rows.append(Row(links, 2 * (len(groups) - 1) * chunks, ()))
+        concerned = len({group_of[rank] for rank in team})
+        if chunks and concerned > 1:
+            rows.append(Row(links, 2 * (concerned - 1) * chunks, (), family))
     return rows
 
 
@@ -284,16 +351,23 @@ def _named(network: Network, proof: Certificate, when: Sequence[int], kind: str,
         Crossing(network.names[r], r, float(w * network.beta[r] / heaviest), network.to_us(when[r]))
         for r, w in weights
     )
-    main = max(proof.rows, key=lambda item: item[1] * item[0].demand, default=None)
+    # Families that must cross the same cut are told as one.
+    share: dict[tuple[int, ...], Fraction] = {}
+    demand: dict[tuple[int, ...], int] = {}
+    for row, multiplier in proof.rows:
+        share[row.ranks] = share.get(row.ranks, Fraction(0)) + multiplier * row.demand
+        demand[row.ranks] = demand.get(row.ranks, 0) + row.demand
     ranks: tuple[int, ...] = ()
-    if main is not None and main[1] * main[0].demand * 2 > sum(m * row.demand for row, m in proof.rows):
-        ranks = main[0].ranks
+    main = max(share, key=lambda side: share[side], default=())
+    must_cross = 0.0
+    if main and share[main] * 2 > sum(share.values()):
+        ranks = main
+        must_cross = float(demand[main] * network.chunk_bytes)
         if 2 * len(ranks) > network.ranks:  # the same cut, told from its smaller side
             ranks = tuple(r for r in range(network.ranks) if r not in ranks)
             leaving = not leaving
     names = [c.resource for c in crossing[:3]]
     resources = ", ".join(names) + (f" and {len(crossing) - 3} more" if len(crossing) > 3 else "")
     way = f" {'out of' if leaving else 'into'} {ranks_text(ranks)}" if ranks else ""
-    must_cross = float(main[0].demand * network.chunk_bytes) if main and ranks else 0.0
     bottleneck = Bottleneck(ranks, leaving, must_cross, crossing)
     return Bound(network.to_fs(proof.time), f"{kind}{way} ({resources})", bottleneck)

@@ -3,14 +3,16 @@
 The linear program has one load a link, a capacity row a resource and cut rows "at least so many chunks over
 these links"; violated cuts are found by maximum flow. By max-flow min-cut it is the fluid optimum for one
 sink, and for allgather and broadcast (every sink wants everything) the optimum of tree packing (Edmonds;
-ForestColl, arXiv 2402.06787). Capacities (T - offset)^+ / beta bend at each offset, so the program is solved
-between two offsets and restarted beyond, with the exact certificate of the last one as the new start.
+ForestColl, arXiv 2402.06787). Where groups of ranks exchange data of their own, each group is a family with loads of
+its own, and the families' loads add up on the resources. Capacities (T - offset)^+ / beta bend at each offset, so the
+program is solved between two offsets and restarted beyond, with the exact certificate of the last one as the new start.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -23,6 +25,8 @@ from taccl.synth.bounds.network import UNREACHABLE, Network
 
 MAX_ROUNDS = 60
 
+Demand = Callable[[frozenset[int]], int]  # chunks that must enter a set of ranks
+
 
 def least_time(
     network: Network,
@@ -31,24 +35,33 @@ def least_time(
     sinks: Sequence[Sink],
     start: Fraction,
     rows: Sequence[Row] = (),
+    families: Sequence[int] = (),
+    demand: Demand | None = None,
 ) -> Certificate | None:
     """The best proven time above `start` (ticks), None when these cuts prove nothing above it.
 
-    ends: the links' ends, turned round for demand that is stated backwards. rows: extra requirements.
+    ends: the links' ends, turned round for demand that is stated backwards. rows: extra requirements. families: per
+    sink the number of its data, 0, 1, ...; sinks of one family may share what they want (default: all do). demand: of
+    a cut, where more than the sink's own data must cross it.
     """
+    families = families or (0,) * len(sinks)
     found: Certificate | None = None
     time = start
-    known = list(dict.fromkeys([*rows, *_first_rows(network, ends, sinks)]))
+    known = list(dict.fromkeys([*rows, *_first_rows(network, ends, sinks, families, demand)]))
     for _ in range(MAX_ROUNDS):
         is_open = open_at(network, offsets, time)
         usable = [all(is_open[r] for r in held) for held in network.holds]
-        if _even_loads_suffice(network, offsets, ends, sinks, known, usable, time):
+        if (
+            not any(families)
+            and demand is None
+            and _even_loads_suffice(network, offsets, ends, sinks, known, usable, time)
+        ):
             return found
         blocked = [row for row in known if row.demand and not any(usable[e] for e in row.links)]
         if blocked:
             proofs = [by_rows(network, offsets, [(row, Fraction(1))], {}) for row in blocked]
         else:
-            proofs = _solve(network, offsets, ends, sinks, known, is_open, usable, time)
+            proofs = _solve(network, offsets, ends, sinks, families, demand, known, is_open, usable, time)
         best = max(proofs, key=lambda proof: proof.time, default=None)
         if best is None or best.time <= time:
             return found
@@ -63,6 +76,8 @@ def _solve(
     offsets: Sequence[int],
     ends: Ends,
     sinks: Sequence[Sink],
+    families: Sequence[int],
+    demand: Demand | None,
     known: list[Row],
     is_open: Sequence[bool],
     usable: Sequence[bool],
@@ -72,7 +87,10 @@ def _solve(
     solver = linear_solver()
     unit = float(network.ticks_per_us)
     deadline = solver.NumVar(0, solver.infinity(), "T")
-    loads = {e: solver.NumVar(0, solver.infinity(), "") for e in range(len(ends)) if usable[e]}
+    kinds = range(1 + max((*families, *(row.family for row in known)), default=0))
+    loads = {
+        (f, e): solver.NumVar(0, solver.infinity(), "") for f in kinds for e in range(len(ends)) if usable[e]
+    }
     solver.Minimize(deadline)
     capacity = {}
     for resource, links in enumerate(network.crossing):
@@ -81,8 +99,9 @@ def _solve(
             coefficient, bound = capacity_row(network, resource, offsets[resource], time)
             row = solver.Constraint(-solver.infinity(), bound)
             row.SetCoefficient(deadline, coefficient)
-            for e in crossing:
-                row.SetCoefficient(loads[e], network.beta[resource] / unit)
+            for f in kinds:
+                for e in crossing:
+                    row.SetCoefficient(loads[f, e], network.beta[resource] / unit)
             capacity[resource] = row
     constraints: list[object] = []
     seen = set(known)
@@ -91,10 +110,10 @@ def _solve(
     def add(row: Row) -> None:
         constraint = solver.Constraint(float(row.demand), solver.infinity())
         for e in row.links:
-            if e in loads:
-                constraint.SetCoefficient(loads[e], 1)
+            if usable[e]:
+                constraint.SetCoefficient(loads[row.family, e], 1)
         constraints.append(constraint)
-        if row.demand and not any(e in loads for e in row.links):
+        if row.demand and not any(usable[e] for e in row.links):
             blocked.append(row)
 
     for row in known:
@@ -102,8 +121,12 @@ def _solve(
     for _ in range(MAX_ROUNDS):
         if solver.Solve() != pywraplp.Solver.OPTIMAL:
             return []  # betas too far apart for floating point suggest nothing
-        x = [loads[e].solution_value() if e in loads else 0.0 for e in range(len(ends))]
-        fresh = [row for sink in sinks for row in violated_cuts(network.ranks, ends, sink, x)]
+        x = [[loads[f, e].solution_value() if usable[e] else 0.0 for e in range(len(ends))] for f in kinds]
+        fresh = [
+            _told(row, family, demand)
+            for sink, family in zip(sinks, families, strict=True)
+            for row in violated_cuts(network.ranks, ends, sink, x[family])
+        ]
         fresh = [row for row in dict.fromkeys(fresh) if row not in seen]
         if not fresh:
             break
@@ -217,14 +240,21 @@ def cut_row(ends: Ends, sink: Sink, side: frozenset[int]) -> Row:
     return Row(links, sink.demand(side), tuple(sorted(side)))
 
 
-def _first_rows(network: Network, ends: Ends, sinks: Sequence[Sink]) -> list[Row]:
+def _first_rows(
+    network: Network, ends: Ends, sinks: Sequence[Sink], families: Sequence[int], demand: Demand | None
+) -> list[Row]:
     """The cuts that bind most often: the sink alone, its node, and all ranks but one."""
     rows = []
     everyone = frozenset(range(network.ranks))
-    for sink in sinks:
+    for sink, family in zip(sinks, families, strict=True):
         sides = [frozenset({sink.rank})]
         sides += [frozenset(node) for node in network.nodes if sink.rank in node and len(network.nodes) > 1]
         if len(sinks) == 1:
             sides += [everyone - {r} for r in sorted(everyone) if r != sink.rank]
-        rows += [cut_row(ends, sink, side) for side in sides]
+        rows += [_told(cut_row(ends, sink, side), family, demand) for side in sides]
     return [row for row in rows if row.demand]
+
+
+def _told(row: Row, family: int, demand: Demand | None) -> Row:
+    """A sink's cut as a requirement of its family, or of all data that must cross it."""
+    return replace(row, family=family, demand=row.demand if demand is None else demand(frozenset(row.ranks)))

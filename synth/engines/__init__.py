@@ -20,19 +20,21 @@ from taccl.synth.engines import (
     recursive_doubling,
     ring,
 )
+from taccl.synth.engines.groups import for_groups
 from taccl.synth.engines.network import Inapplicable
 from taccl.synth.schedule import Transfer
 
 __all__ = ["BASELINES", "Inapplicable"]
 
-# By name on the command line. Each returns the transfers of the whole collective or raises Inapplicable.
+# By name on the command line. Each returns the transfers of the whole collective, of every group of it, or raises
+# Inapplicable.
 BASELINES: dict[str, Callable[[Topology, Collective], list[Transfer]]] = {
-    "ring": ring.transfers,
-    "recursive-doubling": recursive_doubling.transfers,
-    "direct": direct.transfers,
-    "hierarchical": hierarchical.transfers,
-    "double-binary-tree": double_binary_tree.transfers,
-    "circulant": circulant.transfers,
-    "one-shot-doubling": one_shot.doubling,
-    "one-shot-pairs": one_shot.all_pairs,
+    "ring": for_groups(ring.transfers),
+    "recursive-doubling": for_groups(recursive_doubling.transfers),
+    "direct": for_groups(direct.transfers),
+    "hierarchical": for_groups(hierarchical.transfers),
+    "double-binary-tree": for_groups(double_binary_tree.transfers),
+    "circulant": for_groups(circulant.transfers),
+    "one-shot-doubling": for_groups(one_shot.doubling),
+    "one-shot-pairs": for_groups(one_shot.all_pairs),
 }

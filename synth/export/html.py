@@ -130,7 +130,7 @@ def _entry(number: int, entry: Entry) -> str:
     )
     parts = [
         f'<section id="e{number}"><h2>{escape(entry.title)}</h2>',
-        f"<p>{escape(collective.name)} of {size_text(simulation.size_bytes)} on {escape(topology.name)}: "
+        f"<p>{escape(collective.title)} of {size_text(simulation.size_bytes)} on {escape(topology.name)}: "
         f"{len(collective.chunks)} chunks of {size_text(float(collective.chunk_bytes(simulation.size_bytes)))}, "
         f"{sum(span.kind == 'message' for span in spans)} messages</p>",
         _headline(entry),

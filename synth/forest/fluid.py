@@ -20,6 +20,7 @@ from ortools.linear_solver import pywraplp
 
 from taccl.synth.bounds.commodities import linear_solver
 from taccl.synth.forest.arborescence import cheapest, shallow
+from taccl.synth.forest.members import along_ways, ways_between
 from taccl.synth.forest.path import cheapest_paths, nodes_of
 from taccl.synth.symmetric.instance import Instance
 
@@ -52,11 +53,12 @@ class Side:
     usable: NDArray[np.bool_] | None = None  # per link; None: all
     target: int = -1  # the only rank to be reached; -1: all
     amount: int = 1  # blocks
+    members: tuple[int, ...] = ()  # the ranks to be reached, the root among them; (): all
 
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """A spanning tree, or a path, of one side: its links, each after the one that feeds its source."""
+    """A tree to the ranks that a side is to reach, or a path: its links, each after the one that feeds its source."""
 
     side: int
     links: tuple[int, ...]
@@ -217,6 +219,10 @@ class _Program:
                 paths, _ = cheapest_paths(cost, side.root, len(cost) - 1)
                 dual[side.group] += side.amount * paths[-1, side.target]
                 continue
+            if side.members:  # at least the way to the dearest of them
+                paths, _ = cheapest_paths(cost, side.root, len(cost) - 1)
+                dual[side.group] += side.amount * paths[-1, list(side.members)].max()
+                continue
             parents = cheapest(cost, side.root)
             assert parents is not None
             reached = np.flatnonzero(parents >= 0)
@@ -236,7 +242,13 @@ class _Program:
             usual = float(cost[np.isfinite(cost)].mean())
             for _ in range(MOST_OTHERS // len(self.sides)):
                 noise = np.random.default_rng(draw.getrandbits(32)).random(cost.shape)
-                parents = shallow(cost + NOISE * usual * noise, side.root, depth)
+                noisy = cost + NOISE * usual * noise
+                if side.members:
+                    for before in _reaching(side, noisy, depth, False, draw, few=False)[:1]:
+                        tree = _tree(number, side, before, via, self.holds)
+                        found += [tree] if tree.depth <= depth else []
+                    continue
+                parents = shallow(noisy, side.root, depth)
                 if parents is not None:
                     before = {rank: p for rank, p in enumerate(parents.tolist()) if rank != side.root}
                     found.append(_tree(number, side, before, via, self.holds))
@@ -259,6 +271,8 @@ class _Program:
         cost, via = self.pairs[side].costs(self.holds @ prices)
         if self.sides[side].target >= 0:
             found = _ways(self.sides[side], cost, depth)
+        elif self.sides[side].members:
+            found = _reaching(self.sides[side], cost, depth, any_depth, draw, len(self.sides) <= FEW_SIDES)
         else:
             root = self.sides[side].root
             found = _spanning(cost, root, depth, any_depth, draw)
@@ -267,6 +281,8 @@ class _Program:
         added = False
         for parents in found:
             tree = _tree(side, self.sides[side], parents, via, self.holds)
+            if tree.depth > depth:
+                continue
             if below is None or sum(prices[r] * hold for r, hold in tree.load) < below:
                 added |= self._take(tree) or below is None
         return added
@@ -342,6 +358,21 @@ def _by_first_link(cost: Floats, root: int, depth: int, draw: random.Random) -> 
         if parents is not None:
             found.append({rank: before for rank, before in enumerate(parents.tolist()) if rank != root})
     return found
+
+
+def _reaching(
+    side: Side, cost: Floats, depth: int, any_depth: bool, draw: random.Random, few: bool
+) -> list[dict[int, int]]:
+    """Trees of little cost to the side's members, each as the rank before every rank; some may be too deep."""
+    members = side.members
+    price, before = ways_between(cost)
+    between = price[np.ix_(members, members)]
+    np.fill_diagonal(between, np.inf)
+    root, limit = members.index(side.root), min(depth, len(members) - 1)
+    found = _spanning(between, root, limit, any_depth, draw)
+    if few:
+        found += _by_first_link(between, root, limit, draw)
+    return [along_ways(parents, members, before, cost, side.root) for parents in found]
 
 
 def _ways(side: Side, cost: Floats, depth: int) -> list[dict[int, int]]:

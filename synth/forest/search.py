@@ -6,6 +6,7 @@ resource plus one chunk's way down the deepest tree, says where to begin; neighb
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -68,7 +69,7 @@ def forests(
     usable: (root or pair of ranks, whether the trees collect) -> links that may be used; None: all, with symmetry.
     """
     whole = trivial_quotient(task.topology, task.links)
-    if task.collective not in SYMMETRIC or usable is not None:
+    if task.collective not in SYMMETRIC or usable is not None or task.teams:
         yield from _forests(task, whole, False, most, effort, seed, should_stop, usable)
         return
     best = quotient(task.topology, task.links, task.generators)
@@ -97,7 +98,10 @@ def _forests(
     priced = prices(task.topology, task.links, task.chunk_bytes)
     block = instance(task.topology, task.links, symmetry, priced)
     names, sides = _sides(task, block, usable)
-    hops = [2 * side.amount if side.target >= 0 else block.ranks - 1 for side in sides]
+    hops = [
+        side.amount * (2 if side.target >= 0 else len(side.members or range(block.ranks)) - 1)
+        for side in sides
+    ]
     least = sum(hops) * symmetry.group.order
     if least > TOO_MANY * effort.most_messages:
         return  # blocks are many and small already
@@ -106,7 +110,7 @@ def _forests(
     holds = _holds(block, _nominal(block, cuts))
     weights = [1] * len(names)
     first: list[list[dict[int, int]]] = []
-    if task.collective in SAME_TREES and usable is None:
+    if task.collective in SAME_TREES and usable is None and not task.teams:
         first = hung_on_the_root(task, block, cuts, seed, should_stop)
     hung = [parents for images in first for parents in images]
     depths = _depths(block.ranks)
@@ -231,10 +235,17 @@ def _sides(task: Task, inst: Instance, usable: Usable | None) -> tuple[list[tupl
             [path(group, pair.src, pair.dst) for group, pair in enumerate(pairs)],
         )
     roots = list(inst.representatives) if task.collective in SPREADING else [task.root]
+    reached: list[tuple[int, ...]] = [()] * len(roots)
+    if task.teams:
+        roots = team_roots(task)
+        home = {rank: team for team in task.teams for rank in team}
+        reached = [home[root] for root in roots]
 
     def tree(on: Instance, group: int, collects: bool) -> Side:
         root = roots[group]
-        return Side(on, root, group, collects, usable((root,), collects) if usable else None)
+        links = usable((root,), collects) if usable else None
+        amount = task.amounts[group] if task.teams else 1
+        return Side(on, root, group, collects, links, -1, amount, reached[group])
 
     names: list[tuple[int, ...]] = [(root,) for root in roots]
     groups = range(len(roots))
@@ -245,6 +256,13 @@ def _sides(task: Task, inst: Instance, usable: Usable | None) -> tuple[list[tupl
     if task.collective not in ("reducescatter", "reduce"):
         sides += [tree(inst, group, False) for group in groups]
     return names, sides
+
+
+def team_roots(task: Task) -> list[int]:
+    """The ranks that blocks of teams are named by: every member, or the root of each."""
+    if task.collective in SPREADING:
+        return [rank for team in task.teams for rank in team]
+    return [team[task.root] for team in task.teams]
 
 
 def _depths(ranks: int) -> list[int]:
@@ -295,5 +313,8 @@ def _numbering(task: Task, groups: Sequence[int], partition: int, free: bool) ->
         return lambda names, chunk: chunk
     started: dict[int, int] = {}
     within = [number - started.setdefault(group, number) for number, group in enumerate(groups)]
+    if task.teams:
+        firsts = dict(zip(team_roots(task), itertools.accumulate(task.amounts, initial=0), strict=False))
+        return lambda names, chunk: firsts[names[0]] * partition + within[chunk]
     block = block_of(task)
     return lambda names, chunk: block(names) * partition + within[chunk]

@@ -61,7 +61,8 @@ class Task:
     pairs: tuple[tuple[int, int], ...] = ()  # sendrecv; alltoallv: all with blocks, by source and destination
     generators: tuple[tuple[int, ...], ...] | None = None  # a sketch's symmetry; None: find it
     batching: bool = True  # messages may carry several chunks
-    amounts: tuple[int, ...] = ()  # alltoallv: blocks of each pair
+    amounts: tuple[int, ...] = ()  # alltoallv: blocks of each pair; with teams: of each root
+    teams: tuple[tuple[int, ...], ...] = ()  # groups of ranks with data of their own; forests alone know them
 
 
 @dataclass(frozen=True, slots=True)

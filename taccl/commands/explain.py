@@ -73,6 +73,7 @@ def document(explanation: Explanation) -> dict[str, Any]:
         "collective": explanation.collective,
         "topology": explanation.topology,
         "ranks": explanation.ranks,
+        "groups": [list(group) for group in explanation.groups],
         "size_bytes": explanation.size_bytes,
         "time_us": explanation.time_us,
         "lower_bound_us": explanation.bound.time_us,
@@ -118,11 +119,12 @@ def document(explanation: Explanation) -> dict[str, Any]:
 
 def text(explanation: Explanation) -> str:
     """The readable form."""
+    from taccl.synth.collective import titled
     from taccl.synth.gap import gap_text
 
     e = explanation
     lines = [
-        f"{e.collective} of {e.size_bytes} bytes on {e.topology}, {e.ranks} ranks: {e.name}",
+        f"{titled(e.collective, e.groups)} of {e.size_bytes} bytes on {e.topology}, {e.ranks} ranks: {e.name}",
         f"time {e.time_us:.3f} us, no algorithm takes less than {e.bound.time_us:.3f} us (gap {gap_text(e.gap)})",
         f"bound by: {e.bound.name}",
     ]

@@ -203,9 +203,12 @@ def _run(job: Job, options: dict[str, Any]) -> bool:
     _say_devices(job, settings, neighbours, options["verbose"])
     out = sys.stderr if options["json_path"] == "-" else sys.stdout
     first = job.rank == 0
-    name, ranks = collective.name, collective.ranks
+    name, ranks = collective.name, collective.group_ranks
     if first:
-        for text in [*_preamble(job, program, settings), *table.header(settings.reference, bool(predict))]:
+        for text in [
+            *_preamble(job, program, collective, settings),
+            *table.header(settings.reference, bool(predict)),
+        ]:
             print(text, file=out, flush=True)
     rows: list[tuple[Row, float | None]] = []
     for row in measure(job, program, collective, order, settings, neighbours.sharing[job.rank]):
@@ -221,7 +224,7 @@ def _run(job: Job, options: dict[str, Any]) -> bool:
         print(f"# Out of bounds values : {bad} {'OK' if bad == 0 else 'FAILED'}", file=out)
         print(f"# Avg bus bandwidth    : {average:.6g}", file=out, flush=True)
     if options["json_path"] is not None:
-        document = _document(job, program, settings, options, rows, bad, average) if first else {}
+        document = _document(job, program, collective, settings, options, rows, bad, average) if first else {}
         job.together("the writing of the JSON", lambda: _write(job, options["json_path"], document))
     return bad > 0
 
@@ -423,7 +426,7 @@ def _ways(job: Job, settings: Settings, neighbours: Neighbours) -> str:
     return f"transport shm to rank{'s' * (len(near) > 1)} {', '.join(map(str, near))}, mpi to the others"
 
 
-def _preamble(job: Job, program: Program, settings: Settings) -> list[str]:
+def _preamble(job: Job, program: Program, collective: Collective, settings: Settings) -> list[str]:
     from taccl import __version__
     from taccl.runtime import mpi
 
@@ -431,7 +434,7 @@ def _preamble(job: Job, program: Program, settings: Settings) -> list[str]:
     lines = [
         f"# taccl {__version__}, {library.name} {library.version}, {job.ranks} ranks, "
         f"{_memory(settings)} buffers, transport {settings.transport}",
-        f"# {program.name}: {program.collective}, {program.chunks_per_loop} chunks, {program.protocol}; "
+        f"# {program.name}: {collective.title}, {program.chunks_per_loop} chunks, {program.protocol}; "
         f"warmup {settings.warmup}, iterations {settings.iterations}, checks {settings.checks}",
     ]
     if settings.accumulate != "type":
@@ -445,6 +448,7 @@ def _preamble(job: Job, program: Program, settings: Settings) -> list[str]:
 def _document(
     job: Job,
     program: Program,
+    collective: Collective,
     settings: Settings,
     options: dict[str, Any],
     rows: list[tuple[Row, float | None]],
@@ -458,7 +462,7 @@ def _document(
     from taccl.runtime import mpi, table
 
     library = mpi.library(job.MPI)
-    name = program.collective
+    name = collective.name
     return {
         "schema": "taccl/run/v1",
         "version": __version__,
@@ -473,6 +477,7 @@ def _document(
             "protocol": program.protocol,
             "chunks": program.chunks_per_loop,
             "ranks": program.ranks,
+            "groups": [list(group) for group in collective.groups],
             "iterations": settings.iterations,
             "warmup": settings.warmup,
             "checks": settings.checks,
@@ -485,7 +490,7 @@ def _document(
         ],
         "transport": settings.transport,
         "codec": "none",
-        "results": [table.row_json(row, name, program.ranks, predicted) for row, predicted in rows],
+        "results": [table.row_json(row, name, collective.group_ranks, predicted) for row, predicted in rows],
         "out_of_bounds": {"count": bad, "okay": bad == 0},
         "average_bus_bandwidth": {"bandwidth": average, "okay": bad == 0},
     }

@@ -62,6 +62,7 @@ def command(**options: Any) -> None:
             "topology": cluster.name,
             "collective": simulation.collective.name,
             "ranks": opened.program.ranks,
+            "groups": [list(group) for group in simulation.collective.groups],
             "size_bytes": size,
             "time_us": us(simulation.time_fs),
             "schedule_us": schedule_us,
@@ -89,7 +90,7 @@ def command(**options: Any) -> None:
         ),
     ]
     click.echo(
-        f"{opened.program.name or file}: {simulation.collective.name} of {size} bytes on {cluster.name}"
+        f"{opened.program.name or file}: {simulation.collective.title} of {size} bytes on {cluster.name}"
     )
     for name, value in rows:
         click.echo(f"  {name:<12} {value}")

@@ -74,6 +74,13 @@ PROTOCOLS = ("Simple", "LL", "LL128")
 )
 @click.option("--pairs", metavar="A-B,...", help="sendrecv: who sends to whom. [each rank to the next]")
 @click.option(
+    "--groups",
+    metavar="RANKS|MESH|FILE",
+    shell_complete=files,
+    help='Each group does it for itself, all at once: "0,8 1,9", "0-7 8-15", or what varies in a mesh: '
+    "dp=2,tp=8:dp. --size and --root are a group's own.",
+)
+@click.option(
     "--pre-post",
     metavar="FILE",
     shell_complete=files,
@@ -118,6 +125,10 @@ def command(ctx: click.Context, /, **options: Any) -> None:
 
         taccl synth --topology ndv2:1 --collective allgather --size 1MB -o allgather.xml
 
+    --groups makes one schedule for groups of ranks that do the same collective at the same time and share links:
+
+        taccl synth -t dgx-a100:2 -c allreduce --size 64MB --groups dp=2,tp=8:dp -o gradients.json
+
     --sweep makes the programs that are the quickest somewhere among many sizes, each with the range of sizes
     (minBytes, maxBytes) where it is:
 
@@ -146,6 +157,7 @@ def command(ctx: click.Context, /, **options: Any) -> None:
         partition=options["partition"],
         demand=read_demand(options["demand"]),
         pairs=read_pairs(options["pairs"]),
+        groups=options["groups"],
         pre_post=options["pre_post"],
         instances=options["instances"],
         protocol=options["protocol"],
@@ -262,11 +274,15 @@ def _compare(ctx: click.Context, product: Product, path: str) -> None:
 
 def _table(found: dict[str, Any]) -> str:
     from taccl.produce import ENDED
+    from taccl.synth.collective import titled
     from taccl.synth.gap import gap_text
 
     proof = f"optimal ({found['proved_by']})" if found["status"] == "optimal" else "feasible"
     rows = [
-        ("algorithm", f"{found['collective']} on {found['topology']}, {found['ranks']} ranks"),
+        (
+            "algorithm",
+            f"{titled(found['collective'], found['groups'])} on {found['topology']}, {found['ranks']} ranks",
+        ),
         ("size", f"{found['size_bytes']} bytes, {found['partition']} chunk(s) per block"),
         ("time", f"{found['time_us']:.3f} us"),
         ("lower bound", f"{found['lower_bound_us']:.3f} us for any algorithm ({found['bound_by']})"),

@@ -68,7 +68,7 @@ def command(ctx: click.Context, /, **options: Any) -> None:
         findings += certificate_findings(opened)
         findings += verify(opened.program, collective=opened.collective, strict=options["strict"])
         findings += [Finding("V303", limit, "warning") for limit in opened.limits]
-        what = _words(opened.program)
+        what = _words(opened)
     errors = [finding for finding in findings if finding.severity == "error"]
     warnings = [finding for finding in findings if finding.severity == "warning"]
     notes = [finding for finding in findings if finding.severity == "note"]
@@ -77,7 +77,7 @@ def command(ctx: click.Context, /, **options: Any) -> None:
             "schema": "taccl/verify/v1",
             "file": file,
             "ok": not errors,
-            **_numbers(None if opened is None else opened.program),
+            **_numbers(opened),
             "certificate": _certificate(opened),
             "errors": [_entry(finding) for finding in errors],
             "warnings": [_entry(finding) for finding in warnings],
@@ -151,21 +151,25 @@ def _modes(program: Program) -> list[str]:
     return [name for name, claim in claims if claim]
 
 
-def _numbers(program: Program | None) -> dict[str, Any]:
+def _numbers(opened: ProgramFile | None) -> dict[str, Any]:
     """What the JSON says of the program; nulls for an algorithm that could not be lowered to one."""
-    if program is None:
-        return dict.fromkeys(("collective", "ranks", "steps", "modes"))
+    if opened is None:
+        return dict.fromkeys(("collective", "ranks", "groups", "steps", "modes"))
+    program, collective = opened.program, opened.collective
     return {
-        "collective": program.collective,
+        "collective": program.collective if collective is None else collective.name,
         "ranks": program.ranks,
+        "groups": [] if collective is None else [list(group) for group in collective.groups],
         "steps": _steps(program),
         "modes": _modes(program),
     }
 
 
-def _words(program: Program) -> str:
+def _words(opened: ProgramFile) -> str:
+    program = opened.program
     modes = " and ".join(_modes(program)) or "no mode"
-    return f"{program.collective}, {program.ranks} ranks, {_steps(program)} steps, {modes}"
+    name = program.collective if opened.collective is None else opened.collective.title
+    return f"{name}, {program.ranks} ranks, {_steps(program)} steps, {modes}"
 
 
 def _steps(program: Program) -> int:
