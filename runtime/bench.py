@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from taccl.errors import EnvironmentProblem
+from taccl.errors import CheckFailed, EnvironmentProblem, UsageError
 from taccl.runtime import check, gpu
 from taccl.runtime.bind import (
     Bound,
@@ -61,6 +61,16 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True)
+class Loaded:
+    """A program that can be run, and what it computes."""
+
+    program: Program
+    collective: Collective
+    order: Trace
+    modes: tuple[str, ...]  # of MODES, those that it claims
+
+
+@dataclass(frozen=True, slots=True)
 class Timing:
     """Microseconds over the iterations; each iteration counts its slowest rank."""
 
@@ -77,7 +87,7 @@ class Measurement:
     wrong: int | None  # elements, over all ranks and checks; None: not checked
     outside: int  # bytes written outside the buffers
     max_error: float
-    reference: Timing | None
+    reference: Timing | None  # of MPI's own collective, or of the program that this one is run against
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,39 +104,56 @@ class Row:
 
 
 def measure(
-    job: Job,
-    program: Program,
-    collective: Collective,
-    order: Trace,
-    settings: Settings,
-    node: Sequence[int],
+    job: Job, loaded: Loaded, settings: Settings, node: Sequence[int], against: Loaded | None = None
 ) -> Iterator[Row]:
     """The rows, in order of type, reduction and size; collective over the ranks of the job.
 
-    node: the ranks that this one shares memory with, itself among them.
-
-    Raises EnvironmentProblem when memory is too small, before allocating it.
+    node: the ranks that this one shares memory with, itself among them. against: a program that takes turns with
+    this one in place of MPI's own collective.
+    Raises EnvironmentProblem when memory is too small, before allocating it; CheckFailed when `against` is wrong.
     """
-    compiled = job.together(
+
+    def compiled(one: Loaded) -> dict[str, Compiled]:
+        modes = [mode for mode in settings.modes if mode in one.modes]
+        return {
+            mode: compile_program(one.program, one.collective, mode == "in_place", [job.rank], one.order)
+            for mode in modes
+        }
+
+    collective = loaded.collective
+    mine, others = job.together(
         "the compilation of the program",
-        lambda: {
-            mode: compile_program(program, collective, mode == "in_place", [job.rank], order)
-            for mode in settings.modes
-        },
+        lambda: (compiled(loaded), {} if against is None else compiled(against)),
     )
     for dtype in settings.dtypes:
         for op in settings.ops if collective.combining else (None,):
             inside = inside_type(dtype, op, settings.accumulate)
             for shape in layouts(collective, dtype, settings.sizes_bytes):
                 found = {
-                    mode: _measure_mode(job, compiled[mode], shape, dtype, op, settings, node)
+                    mode: _measure_mode(
+                        job, mine[mode], shape, dtype, op, settings, node,
+                        _other(collective, shape, others.get(mode)), against is None,
+                    )
                     for mode in settings.modes
-                }
+                }  # fmt: skip
                 rooted = collective.name in ROOTED
                 yield Row(
                     shape.elements * dtype.bytes, shape.block_elements, dtype, op,
-                    collective.root if rooted else -1, wire_bytes(program, shape, inside), found,
+                    collective.root if rooted else -1, wire_bytes(loaded.program, shape, inside), found,
                 )  # fmt: skip
+
+
+def _other(
+    collective: Collective, shape: Layout, compiled: Compiled | None
+) -> tuple[Compiled, Layout] | None:
+    """A compiled program on the layout of the same buffers. Raises UsageError when it wants others."""
+    if compiled is None:
+        return None
+    found = layout(compiled.collective, shape.elements)
+    for rank in range(collective.ranks):
+        if buffer_elements(compiled.collective, found, rank) != buffer_elements(collective, shape, rank):
+            raise UsageError("--against: the two programs do not work on the same buffers")
+    return compiled, found
 
 
 def layouts(collective: Collective, dtype: DType, sizes_bytes: Sequence[int]) -> list[Layout]:
@@ -156,45 +183,67 @@ def _measure_mode(
     op: str | None,
     settings: Settings,
     node: Sequence[int],
+    other: tuple[Compiled, Layout] | None,
+    beside_mpi: bool,
 ) -> Measurement:
     collective, inplace = compiled.collective, compiled.inplace
     if settings.deadline_s is None:
         job.watchdog.deadline_s = patience_s(shape.elements * dtype.bytes)
-    job.together("the check of memory", lambda: _check_memory(job, compiled, shape, dtype, op, settings))
+    inside = inside_type(dtype, op, settings.accumulate)
+    needed = internal_bytes(compiled, job.rank, shape, dtype, inside)
+    if other is not None:
+        needed += internal_bytes(other[0], job.rank, other[1], dtype, inside)
+    job.together("the check of memory", lambda: _check_memory(job, compiled, shape, dtype, settings, needed))
     empty = job.memory.empty if settings.buffers == "shared" else np.empty
     guarded = check.allocate(collective, shape, job.rank, dtype, inplace, empty)
     host = guarded.buffers
     cuda = gpu.Cuda(gpu.load()) if settings.device == "cuda" else None
     buffers = host if cuda is None else _device_buffers(cuda, compiled, shape, dtype, job.rank)
-    inside = inside_type(dtype, op, settings.accumulate)
-    chunk_bytes = shape.chunk_elements * inside.bytes
-    mpi_transport = MpiTransport(job.MPI, job.data, chunk_bytes, cuda)
-    transport: Transport = mpi_transport
-    if cuda is not None and settings.transport == "staged-mpi":
-        transport = StagedTransport(mpi_transport, cuda)
-    own = None  # where the memory that the program needs inside comes from
-    if settings.transport == "shm":
-        transport = SharedMemoryTransport(job.memory, job.rank, node, compiled.messages, mpi_transport)
-        own = job.memory.empty
-    # Timed runs reduce again and again into the same data, which may overflow; checked runs never do.
-    with np.errstate(all="ignore"):
+
+    def bind(one: Compiled, on: Layout) -> Bound:
+        transport, own = _transport(job, one, on.chunk_elements * inside.bytes, settings, node, cuda)
+        xp = cuda.xp if cuda else np
         bound = job.together(
             "the binding of the program",
-            lambda: Bound(
-                compiled, job.rank, shape, buffers, dtype, op, transport, cuda.xp if cuda else np, own, inside
-            ),
+            lambda: Bound(one, job.rank, on, buffers, dtype, op, transport, xp, own, inside),
         )
         job.connect(bound)
+        return bound
+
+    # Timed runs reduce again and again into the same data, which may overflow; checked runs never do.
+    with np.errstate(all="ignore"):
+        bounds = [bind(compiled, shape)] if other is None else [bind(compiled, shape), bind(*other)]
         reference = Reference(job.MPI, job.control, collective, shape, host, dtype, op, inplace)
         compare = functools.partial(check.inspect, guarded, collective, shape, job.rank, dtype, op, inplace)
-        wrong, outside, error = _check_results(job, bound, host, cuda, dtype, op, compare, settings.checks)
-        call = reference.call if settings.reference and cuda is None else None
-        mine, other = _time(job, bound, call, settings)
+        if other is not None:
+            bad, beyond, _ = _check_results(job, bounds[1], host, cuda, dtype, op, compare, settings.checks)
+            if bad or beyond:
+                job.fail_alike(CheckFailed(f"--against: {other[0].program.name} gives wrong data"))
+        wrong, outside, error = _check_results(
+            job, bounds[0], host, cuda, dtype, op, compare, settings.checks
+        )
+        call = reference.call if settings.reference and cuda is None and beside_mpi else None
+        if other is not None and settings.reference:
+            call = functools.partial(job.run, bounds[1])
+        mine, its = _time(job, bounds[0], call, settings)
         reference.close()
-        bound.close()
-        transport.close()
-        mpi_transport.close()
-    return Measurement(mine, wrong, outside, error, other)
+        for bound in bounds:
+            bound.close()
+            bound.transport.close()
+    return Measurement(mine, wrong, outside, error, its)
+
+
+def _transport(
+    job: Job, compiled: Compiled, chunk_bytes: int, settings: Settings, node: Sequence[int], cuda: Any
+) -> tuple[Transport, Callable[[int, Any], Any] | None]:
+    """The transport, and where the memory that the program needs inside comes from (None: anywhere)."""
+    over_mpi = MpiTransport(job.MPI, job.data, chunk_bytes, cuda)
+    if cuda is not None and settings.transport == "staged-mpi":
+        return StagedTransport(over_mpi, cuda), None
+    if settings.transport == "shm":
+        shm = SharedMemoryTransport(job.memory, job.rank, node, compiled.messages, over_mpi)
+        return shm, job.memory.empty
+    return over_mpi, None
 
 
 def _device_buffers(cuda: Any, compiled: Compiled, shape: Layout, dtype: DType, rank: int) -> Buffers:
@@ -263,11 +312,10 @@ def _time(
 
 
 def _check_memory(
-    job: Job, compiled: Compiled, shape: Layout, dtype: DType, op: str | None, settings: Settings
+    job: Job, compiled: Compiled, shape: Layout, dtype: DType, settings: Settings, inside: int
 ) -> None:
     lengths = buffer_elements(compiled.collective, shape, job.rank)
     mine = sum(lengths) * dtype.bytes
-    inside = internal_bytes(compiled, job.rank, shape, dtype, inside_type(dtype, op, settings.accumulate))
     on_host = mine + (inside if settings.device == "host" else 0)
     if settings.transport == "shm" and settings.buffers == "private":
         on_host += min(ROOM_BYTES, ROOMS * mine)

@@ -8,7 +8,8 @@ ready last runs first, so that a message which arrived is passed on before the n
 As a rule only the first outstanding message of each connection is polled, because a poll costs something for each
 message and messages mostly finish in order. A later one may finish first, though, and even be what the first one
 waits for (a receive into memory that the later send still reads lets the peer go on). So when nothing happens for a
-few polls, all outstanding messages are polled. Sends that no operation waits for are polled at the end only.
+few polls, all outstanding messages are polled. Sends that no operation waits for are polled at the end only, when all
+messages go one way.
 """
 
 from __future__ import annotations
@@ -145,11 +146,14 @@ class Executor:
         groups: dict[int, tuple[Port, list[Any], list[list[int]]]] = {}
         slots: dict[tuple[int, str, int, int], int] = {}
         late: dict[int, tuple[Port, list[int]]] = {}
+        # A port moves its messages when it is polled for one of them. Where it is the only one, a rank that waits
+        # polls it. Beside another one it may have to move a send that nothing here waits for.
+        alone = len({id(m.port) for m in self._messages.values() if m.port is not None}) == 1
         for number, message in sorted(self._messages.items()):
             op, port = operations[number], message.port
             if port is None:
                 continue
-            if op.kind == "send" and not awaited[number]:
+            if op.kind == "send" and alone and not awaited[number]:
                 late.setdefault(id(port), (port, []))[1].append(number)
                 self._is_late[number] = True
                 continue

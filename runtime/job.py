@@ -99,6 +99,13 @@ class Job:
         self._agreed = True
         raise SystemExit(code)
 
+    def fail_alike(self, failure: TacclError) -> None:
+        """Raise on rank 0, and end the others with its code, what every rank has found out for itself."""
+        if self.rank != 0:
+            self.leave(failure.exit_code)
+        self._agreed = True
+        raise failure
+
     def together(self, what: str, work: Callable[[], T]) -> T:
         """The result of local work, once it succeeded on every rank.
 
@@ -151,10 +158,9 @@ class Job:
             return
         others = [str(rank) for rank, text in enumerate(texts) if text != usual]
         named = f"rank {others[0]} runs" if len(others) == 1 else f"ranks {', '.join(others)} run"
-        if self.rank != 0:
-            self.leave(RunFailed.exit_code)
-        self._agreed = True
-        raise RunFailed(f"{named} another {what} than the rest; give every rank the same file and options")
+        self.fail_alike(
+            RunFailed(f"{named} another {what} than the rest; give every rank the same file and options")
+        )
 
     def barrier(self) -> None:
         """Wait for all ranks."""

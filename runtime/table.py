@@ -8,15 +8,15 @@ from taccl.runtime.bench import MODES, Measurement, Row
 from taccl.synth.collective import bus_factor
 
 
-def header(reference: bool, predicted: bool) -> list[str]:
-    """Three comment lines, as nccl-tests prints them, with our columns behind."""
+def header(reference: str | None, predicted: bool) -> list[str]:
+    """Three comment lines, as nccl-tests prints them, with our columns behind. reference: whose times they show."""
     group = f"{'time':>7}  {'algbw':>6}  {'busbw':>6}  {'#wrong':>6}"
     units = f"{'(us)':>7}  {'(GB/s)':>6}  {'(GB/s)':>6}  {'':>6}"
     first = f"# {'':>10}  {'':>12}  {'':>8}  {'':>6}  {'':>6}  {'out-of-place':^31}  {'in-place':^31}"
     second = f"# {'size':>10}  {'count':>12}  {'type':>8}  {'redop':>6}  {'root':>6}  {group}  {group}"
     third = f"# {'(B)':>10}  {'(elements)':>12}  {'':>8}  {'':>6}  {'':>6}  {units}  {units}"
-    if reference:
-        first += f"  {'MPI out-of-place':^16}  {'MPI in-place':^16}"
+    if reference is not None:
+        first += "".join(f"  {f'{reference} {mode}'.strip():^16}" for mode in ("out-of-place", "in-place"))
         second += f"  {'time':>7}  {'speedup':>7}" * 2
         third += f"  {'(us)':>7}  {'':>7}" * 2
     if predicted:

@@ -141,4 +141,4 @@ class StagedTransport:
         return done
 
     def close(self) -> None:
-        """The inner transport is closed by who made it."""
+        self._inner.close()

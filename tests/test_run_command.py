@@ -93,6 +93,40 @@ def test_every_collective_beside_mpi(saved, name):
 
 @pytest.mark.mpi
 @mpi
+def test_one_program_against_another(saved, tmp_path):
+    """Other chunks, other modes, other messages, on the same buffers."""
+    both = dataclasses.replace(programs.ring_allgather(4, 2, inplace=True), name="both")
+    path, other = saved(programs.ring_allgather(4)), saved(both)
+    sizes = ("-b", "1000", "-e", "100000", "-f", "10", *FAST)
+    ended = taccl(4, "run", path, "--against", path, *sizes, "--json", "-")
+    assert ended.code == 0, ended.err
+    document = json.loads(ended.out)
+    assert document["config"]["against"] == path
+    assert all(row["out_of_place"]["reference_time_us"] > 0 for row in document["results"])
+    assert "# the last columns: allgather-4, 4 chunks, Simple" in ended.err and "MPI out" not in ended.err
+    ended = taccl(4, "run", path, "--against", other, *sizes)
+    assert ended.code == 0, ended.err
+    assert all(row[13:17] == ["n/a"] * 4 for row in rows(ended.out))  # it claims in place only
+    refused = taccl(4, "run", path, "--against", saved(programs.direct_alltoall(4)), *sizes)
+    assert refused.code == 2
+    assert "they must do the same" in refused.err
+
+
+@pytest.mark.mpi
+@mpi
+def test_a_wrong_program_to_run_against_is_named(saved):
+    program = programs.direct_alltoall(3)
+    gpu = program.gpus[0]
+    tb = gpu.threadblocks[1]
+    bad = dataclasses.replace(tb, steps=(dataclasses.replace(tb.steps[0], src_offset=0), *tb.steps[1:]))
+    gpus = (dataclasses.replace(gpu, threadblocks=(gpu.threadblocks[0], bad, *gpu.threadblocks[2:])),)
+    path = saved(dataclasses.replace(program, name="bad", gpus=gpus + program.gpus[1:]))
+    ended = taccl(3, "run", saved(program), "--against", path, "-b", "3000", "-e", "3000", *FAST)
+    assert ended.code == 1 and messages(ended) == ["taccl: --against: bad gives wrong data"]
+
+
+@pytest.mark.mpi
+@mpi
 def test_sums_in_float32(saved):
     """Twice the bytes on the wire for 16-bit floats, nothing else changes."""
     path, more = (
@@ -392,7 +426,7 @@ def test_sizes_that_are_none(text):
 
 
 def test_table_has_the_columns_of_nccl_tests():
-    lines = table.header(reference=False, predicted=False)
+    lines = table.header(None, predicted=False)
     assert lines[1].split()[1:] == [
         "size", "count", "type", "redop", "root", *["time", "algbw", "busbw", "#wrong"] * 2
     ]  # fmt: skip
@@ -405,7 +439,7 @@ def test_table_has_the_columns_of_nccl_tests():
         *["12.34", f"{alg:.2f}", f"{alg * 2 * 7 / 8:.2f}", "0"] * 2,
     ]  # fmt: skip
     assert text.index("float") == lines[1].index("type") - 1
-    wide = table.header(reference=True, predicted=True)
+    wide = table.header("MPI", predicted=True)
     long = table.line(row, "allreduce", 8, True, 5.0)
     assert len(long) == max(map(len, wide)) and long.endswith("5.00")
 

@@ -1,5 +1,6 @@
 """What a step costs, counted: polls and calls, not microseconds; and shared memory that is not what it should be."""
 
+import dataclasses
 import os
 
 import numpy as np
@@ -73,6 +74,36 @@ def test_a_hop_costs_one_poll():
     assert transport.polls == hops + 1  # all sends that nothing waits for together
     assert transport.calls[:hops] == [("recv", 3 * hop) for hop in range(hops)]  # posted before all else
     assert transport.calls[hops:] == [*(("send", 3 * hop + 2) for hop in range(hops)), "end"]
+
+
+class Weak(Counting):
+    """Two ways, as a node has: messages of odd tags take the other one, which moves them only when it is asked."""
+
+    def __init__(self):
+        super().__init__()
+        self.other = Counting()
+        self.moved = False
+        self.other.poll = self.ask
+
+    def ask(self, tokens):
+        self.moved |= ("send", 1) in tokens
+        return [place for place, token in enumerate(tokens) if token is not None]
+
+    def send(self, array, peer, tag):
+        return dataclasses.replace(super().send(array, peer, tag), port=self.other if tag % 2 else self)
+
+    def poll(self, tokens):
+        # What arrives here is the answer to what was sent there.
+        return [place for place, token in enumerate(tokens) if token is not None] if self.moved else []
+
+
+def test_a_send_that_nothing_waits_for_moves_while_the_rank_waits_elsewhere():
+    transport = Weak()
+    operations = (operation("send", 1), operation("recv", 2))
+    executor = Executor(Plan(0, operations, 0), {"o": np.zeros(12, np.float32)}, 4, np.add, transport)
+    executor.connect()
+    executor.start()
+    assert executor.advance(100) and transport.moved
 
 
 def test_what_has_arrived_is_passed_on_before_other_work():

@@ -19,9 +19,8 @@ from taccl.streams import check_stdout
 
 if TYPE_CHECKING:
     from taccl.profiles.topology import Topology
-    from taccl.runtime.bench import Row, Settings
+    from taccl.runtime.bench import Loaded, Row, Settings
     from taccl.runtime.job import Job, Neighbours
-    from taccl.runtime.trace import Trace
     from taccl.synth.collective import Collective
     from taccl.synth.program import Program
 
@@ -158,6 +157,12 @@ class RankedCommand(click.Command):
     "--reference/--no-reference", default=True, show_default=True, help="Time MPI's own collective beside it."
 )
 @click.option(
+    "--against",
+    metavar="FILE",
+    shell_complete=files,
+    help="Time this program of the same collective beside it, instead of MPI's.",
+)
+@click.option(
     "--json",
     "json_path",
     metavar="FILE",
@@ -190,13 +195,14 @@ def _run(job: Job, options: dict[str, Any]) -> bool:
     from taccl.runtime import table
     from taccl.runtime.bench import measure
     from taccl.runtime.job import fingerprint
-    from taccl.runtime.trace import trace
 
-    program, collective, settings, order, topology = job.together(
-        "the reading of the file", lambda: _prepare(job, options, trace)
+    loaded, against, settings, topology = job.together(
+        "the reading of the file", lambda: _prepare(job, options)
     )
+    program, collective = loaded.program, loaded.collective
     # Some options decide whether ranks meet again to speak in turn or to write.
-    facts = (settings, collective, options["verbose"], options["json_path"] is not None)
+    rival = None if against is None else fingerprint(against.program, (against.collective,))
+    facts = (settings, collective, options["verbose"], options["json_path"] is not None, rival)
     job.agree_on(fingerprint(program, facts), "program, or has other options,")
     settings, neighbours = _with_transport(job, settings)
     predict = job.together("the prediction of times", lambda: _predictor(topology, program, collective))
@@ -205,13 +211,13 @@ def _run(job: Job, options: dict[str, Any]) -> bool:
     first = job.rank == 0
     name, ranks = collective.name, collective.group_ranks
     if first:
-        for text in [
-            *_preamble(job, program, collective, settings),
-            *table.header(settings.reference, bool(predict)),
-        ]:
+        beside = None if not settings.reference else "MPI" if against is None else ""
+        other = None if against is None else against.program
+        preamble = _preamble(job, program, collective, settings, neighbours, other)
+        for text in [*preamble, *table.header(beside, bool(predict))]:
             print(text, file=out, flush=True)
     rows: list[tuple[Row, float | None]] = []
-    for row in measure(job, program, collective, order, settings, neighbours.sharing[job.rank]):
+    for row in measure(job, loaded, settings, neighbours.sharing[job.rank], against):
         predicted = predict(row.size_bytes) if predict is not None and first else None
         rows.append((row, predicted))
         if first:
@@ -224,50 +230,42 @@ def _run(job: Job, options: dict[str, Any]) -> bool:
         print(f"# Out of bounds values : {bad} {'OK' if bad == 0 else 'FAILED'}", file=out)
         print(f"# Avg bus bandwidth    : {average:.6g}", file=out, flush=True)
     if options["json_path"] is not None:
-        document = _document(job, program, collective, settings, options, rows, bad, average) if first else {}
+        document = (
+            _document(job, program, collective, settings, neighbours, options, rows, bad, average)
+            if first
+            else {}
+        )
         job.together("the writing of the JSON", lambda: _write(job, options["json_path"], document))
     return bad > 0
 
 
-def _prepare(
-    job: Job, options: dict[str, Any], trace: Any
-) -> tuple[Program, Collective, Settings, Trace, Topology | None]:
-    """Everything that can be wrong with the options or the file, on every rank alike."""
+def _prepare(job: Job, options: dict[str, Any]) -> tuple[Loaded, Loaded | None, Settings, Topology | None]:
+    """Everything that can be wrong with the options or the files, on every rank alike."""
     from pathlib import Path
 
     from taccl.profiles.load import load_topology
-    from taccl.program_file import open_program
     from taccl.runtime import gpu
     from taccl.runtime.bench import Settings
     from taccl.runtime.dtypes import select_dtypes, select_ops
-    from taccl.runtime.semantics import check_buffers, collective_of
 
     sizes = _sizes(options)
     dtypes = tuple(select_dtypes(options["dtype"]))
     try:
         topology = None if options["topology"] is None else load_topology(options["topology"])
-        opened = open_program(options["file"], options)
+        loaded, its_topology = _load(job, options["file"], options)
+        against = None if options["against"] is None else _load(job, options["against"], options)[0]
     except OSError as error:
         place = str(error.filename or options["file"])
         raise InvalidInput([Diagnostic(place, 0, 0, "R100", error.strerror or str(error))]) from error
-    program, collective = opened.program, opened.collective
-    if job.ranks != program.ranks:
-        raise UsageError(
-            f"{options['file']} is a program for {program.ranks} ranks and this job has {job.ranks}; start "
-            f"it with: mpiexec -n {program.ranks} taccl run {options['file']}"
-        )
-    _check_root(options["file"], program)
-    order = trace(program)
-    if collective is None:
-        collective = collective_of(program, order)
-    else:
-        check_buffers(program, collective)
+    program, collective = loaded.program, loaded.collective
     ops = tuple(select_ops(options["op"] or program.reduce_op or "sum")) if collective.combining else ()
     if options["op"] is not None and not collective.combining:
         select_ops(options["op"])
         raise UsageError(
             f"--op {options['op']}: {collective.name} copies data and reduces nothing; leave it out"
         )
+    if against is not None:
+        _check_against(options, loaded, against)
     if options["json_path"] not in (None, "-") and not Path(options["json_path"]).resolve().parent.is_dir():
         raise UsageError(f"--json {options['json_path']}: its directory does not exist")
     if options["json_path"] == "-" and job.rank == 0:
@@ -276,13 +274,50 @@ def _prepare(
     if device == "cuda":
         gpu.select(job.board.node_slot)
     settings = Settings(
-        sizes_bytes=sizes, dtypes=dtypes, ops=ops, modes=_modes(options, program, collective),
+        sizes_bytes=sizes, dtypes=dtypes, ops=ops, modes=_modes(options, loaded),
         iterations=options["iters"], warmup=options["warmup"], checks=options["checks"], device=device,
         transport=_transport(options["transport"], device, options["buffers"]), buffers=options["buffers"],
-        accumulate=options["accumulate"], reference=options["reference"],
-        deadline_s=options["deadline"],
+        accumulate=options["accumulate"], reference=options["reference"], deadline_s=options["deadline"],
     )  # fmt: skip
-    return program, collective, settings, order, topology or opened.topology
+    return loaded, against, settings, topology or its_topology
+
+
+def _load(job: Job, file: str, options: dict[str, Any]) -> tuple[Loaded, Topology | None]:
+    """The program of a file, and the topology that it brings."""
+    from taccl.program_file import open_program
+    from taccl.runtime.bench import Loaded
+    from taccl.runtime.semantics import check_buffers, collective_of
+    from taccl.runtime.trace import trace
+
+    opened = open_program(file, options)
+    program, collective = opened.program, opened.collective
+    if job.ranks != program.ranks:
+        raise UsageError(
+            f"{file} is a program for {program.ranks} ranks and this job has {job.ranks}; start "
+            f"it with: mpiexec -n {program.ranks} taccl run {file}"
+        )
+    _check_root(file, program)
+    order = trace(program)
+    if collective is None:
+        collective = collective_of(program, order)
+    else:
+        check_buffers(program, collective)
+    apart = all(pair is None for pair in collective.inplace)
+    claimed = {"out_of_place": program.outofplace, "in_place": program.inplace and not apart}
+    modes = tuple(mode for mode in claimed if claimed[mode])
+    return Loaded(program, collective, order, modes), opened.topology
+
+
+def _check_against(options: dict[str, Any], loaded: Loaded, against: Loaded) -> None:
+    """Raise UsageError when two programs do not do the same."""
+    mine, its = loaded.collective, against.collective
+    if (mine.name, mine.root, mine.groups) != (its.name, its.root, its.groups):
+        raise UsageError(
+            f"--against {options['against']} is a {its.name} of root {its.root}, and {options['file']} a "
+            f"{mine.name} of root {mine.root}; they must do the same"
+        )
+    if not options["reference"]:
+        raise UsageError("--against times another program, and --no-reference says not to")
 
 
 def _check_root(file: str, program: Program) -> None:
@@ -321,14 +356,12 @@ def _sizes(options: dict[str, Any]) -> tuple[int, ...]:
     return tuple(sizes)
 
 
-def _modes(options: dict[str, Any], program: Program, collective: Collective) -> tuple[str, ...]:
-    apart = all(pair is None for pair in collective.inplace)
-    claimed = {"out_of_place": program.outofplace, "in_place": program.inplace and not apart}
+def _modes(options: dict[str, Any], loaded: Loaded) -> tuple[str, ...]:
     asked = {"out_of_place": options["outofplace"], "in_place": options["inplace"]}
     for mode in asked:
-        if asked[mode] and not claimed[mode]:
+        if asked[mode] and mode not in loaded.modes:
             raise UsageError(f"{options['file']} does not claim to work {mode.replace('_', ' ')}")
-    chosen = [mode for mode in claimed if claimed[mode] and (asked[mode] or not any(asked.values()))]
+    chosen = [mode for mode in loaded.modes if asked[mode] or not any(asked.values())]
     if not chosen:
         raise UsageError(f"{options['file']} claims neither a usable in-place nor an out-of-place mode")
     return tuple(chosen)
@@ -410,6 +443,12 @@ def _say_devices(job: Job, settings: Settings, neighbours: Neighbours, verbose: 
         job.barrier()
 
 
+def _names(settings: Settings, neighbours: Neighbours) -> str:
+    """The transports that the job uses."""
+    everywhere = all(len(ranks) == len(neighbours.sharing) for ranks in neighbours.sharing)
+    return settings.transport if settings.transport != "shm" or everywhere else "shm+mpi"
+
+
 def _memory(settings: Settings) -> str:
     return f"{settings.buffers} host" if settings.device == "host" else settings.device
 
@@ -426,17 +465,28 @@ def _ways(job: Job, settings: Settings, neighbours: Neighbours) -> str:
     return f"transport shm to rank{'s' * (len(near) > 1)} {', '.join(map(str, near))}, mpi to the others"
 
 
-def _preamble(job: Job, program: Program, collective: Collective, settings: Settings) -> list[str]:
+def _preamble(
+    job: Job,
+    program: Program,
+    collective: Collective,
+    settings: Settings,
+    neighbours: Neighbours,
+    against: Program | None,
+) -> list[str]:
     from taccl import __version__
     from taccl.runtime import mpi
 
     library = mpi.library(job.MPI)
     lines = [
         f"# taccl {__version__}, {library.name} {library.version}, {job.ranks} ranks, "
-        f"{_memory(settings)} buffers, transport {settings.transport}",
+        f"{_memory(settings)} buffers, transport {_names(settings, neighbours)}",
         f"# {program.name}: {collective.title}, {program.chunks_per_loop} chunks, {program.protocol}; "
         f"warmup {settings.warmup}, iterations {settings.iterations}, checks {settings.checks}",
     ]
+    if against is not None:
+        lines.append(
+            f"# the last columns: {against.name}, {against.chunks_per_loop} chunks, {against.protocol}"
+        )
     if settings.accumulate != "type":
         lines.append(f"# 16-bit floats are reduced in {settings.accumulate}")
     low, high = program.min_bytes, program.max_bytes
@@ -450,6 +500,7 @@ def _document(
     program: Program,
     collective: Collective,
     settings: Settings,
+    neighbours: Neighbours,
     options: dict[str, Any],
     rows: list[tuple[Row, float | None]],
     bad: int,
@@ -482,13 +533,14 @@ def _document(
             "warmup": settings.warmup,
             "checks": settings.checks,
             "modes": list(settings.modes),
+            "against": options["against"],
             "buffers": settings.buffers,
             "accumulate": settings.accumulate,
         },
         "devices": [
             {"rank": r, "host": platform.node(), "device": settings.device} for r in range(job.ranks)
         ],
-        "transport": settings.transport,
+        "transport": _names(settings, neighbours),
         "codec": "none",
         "results": [table.row_json(row, name, collective.group_ranks, predicted) for row, predicted in rows],
         "out_of_bounds": {"count": bad, "okay": bad == 0},
