@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from taccl.profiles.link_table import link_table
 from taccl.profiles.topology import Topology, reverse
 from taccl.sketches.restrictions import Permutation, Restrictions
+from taccl.synth.annealing.search import anneal
 from taccl.synth.candidates import Candidate, best_timing, complete, obeys
 from taccl.synth.check_algorithm import check_algorithm
 from taccl.synth.collective import Collective, refined
@@ -24,7 +25,6 @@ from taccl.synth.engines.greedy import Taste, funnelled, greedy, tastes
 from taccl.synth.forest.search import COLLECTIVES as FOREST_COLLECTIVES
 from taccl.synth.forest.search import Effort as ForestEffort
 from taccl.synth.forest.search import forests
-from taccl.synth.improve import improve
 from taccl.synth.message_table import messages_of
 from taccl.synth.models.messages import solve_messages
 from taccl.synth.models.orbits import close, free_group, identity
@@ -52,8 +52,10 @@ RESCUE_S = (0.2, 2.0)
 # What seeds may do for each second of the limit, counted so that the answer does not depend on the clock: transfers
 # timed, and looks at (chunk, link) pairs on the quotient, for trees and for batches, at each chunking.
 TIMED_PER_WALL = 3_000
-LOOKS_PER_WALL = 6_000
-BATCH_LOOKS_PER_WALL = 15_000
+LOOKS_PER_WALL = 3_000
+BATCH_LOOKS_PER_WALL = 8_000
+# To share a message, chunks must be free to make a detour of so many hops over the rank that sends it.
+DETOUR = 4
 # Beyond this many messages lowering would need more channels and steps than a GPU has.
 MOST_MESSAGES = 4_000
 
@@ -117,8 +119,10 @@ class Search:
 
     def finished(self) -> bool:
         """Proof, target gap, time limit or the user's word."""
-        if self.should_stop() or self.left_s() <= 0:
-            return True
+        return self.should_stop() or self.left_s() <= 0 or self.reached()
+
+    def reached(self) -> bool:
+        """Proof or target gap."""
         if self.best is None:
             return False
         return self.best.time_fs - self.lower_fs <= max(0.0, self.target_gap) * self.best.time_fs
@@ -236,8 +240,7 @@ class Search:
         group: list[Symmetry] = (close([identity(p), *p.symmetries], 256) or []) if p.symmetries else []
         wide = self.restrictions
         if wide.extra_hops is None:
-            # To share a message, chunks must be free to make the detour over the rank that sends it.
-            wide = replace(wide, extra_hops=4)
+            wide = replace(wide, extra_hops=DETOUR)
         narrow = funnelled(problem(self.topology, p.collective, self.size_bytes, wide))
         for taste in tastes(2, self.seed) if narrow is not None else ():
             assert narrow is not None
@@ -369,19 +372,20 @@ class Search:
                 joined += transfers
         self.offer("cp-sat", p, joined)
 
-    def improve(self, partition: int, hop_retimings: int) -> None:
-        """Local search from the best schedule of a chunking, symmetric first; effort is counted in hops."""
-        p = self.problem(partition)
+    def improve(self, partition: int, work: int) -> None:
+        """Local search from the best schedule of a chunking, first with its symmetry; work is counted in hops."""
+        wide = self.restrictions
+        if wide.extra_hops is None:
+            wide = replace(wide, extra_hops=DETOUR)
+        stated = problem(self.topology, self.build(partition), self.size_bytes, wide)
+        p = with_symmetry(stated, self.generators)[0]
         group = (close([identity(p), *p.symmetries], 256) or []) if p.symmetries else []
-        for images in [group, []] if len(group) > 1 else [[]]:
+        for images in [group, [identity(p)]] if len(group) > 1 else [[identity(p)]]:
             known = self.best_of.get(partition)
             if known is None or self.finished():
                 return
-            hops = sum(len(t.chunks) for t in known.transfers)
-            steps = hop_retimings // max(1, hops)
-            found = improve(
-                p, known.transfers, known.messages, images, steps, self.seed, lambda _: self.finished()
-            )
+            stop = lambda _: self.finished()  # noqa: E731
+            found = anneal(p, known.messages, images, work, self.seed, self.batching, stop)
             if found:
                 self.offer("local-search", p, found)
 

@@ -40,8 +40,8 @@ ENGINES = ("auto", "cp-sat", "greedy", *BASELINES)
 # One deterministic second of CP-SAT takes several wall-clock seconds on two slow cores; staying below the
 # time limit with the deterministic one is what makes answers repeatable.
 DETERMINISTIC_PER_WALL = 0.1
-# Likewise for the local search: so many hops are retimed per second of the limit, whatever the clock says.
-HOPS_PER_WALL = 1_000
+# Likewise for the local search: so many hops are clocked per second of the limit, whatever the clock says.
+HOPS_PER_WALL = 100_000
 # Baselines whose routes depend on the number of chunks, so that a finer cut is not a cut of the same routes.
 BY_ROUNDS = ("circulant",)
 # Of the seeds' share, for baselines; greedy trees and quotients come after them.
@@ -354,7 +354,9 @@ def _baselines(search: Search, request: Request, names: list[str], ladder: list[
     for partition in [*ladder, *finer]:
         p = search.problem(partition)
         for name in names if partition in ladder else [n for n in names if n in BY_ROUNDS]:
-            if search.seeds_spent(BASELINES_SHARE) or (search.best is not None and search.finished()):
+            # However short the limit: an answer is never slower than a baseline of so many chunks.
+            spent = search.seeds_spent(BASELINES_SHARE) or search.left_s() <= 0
+            if search.should_stop() or search.reached() or (spent and search.best and partition != ladder[0]):
                 return
             try:
                 transfers = BASELINES[name](request.topology, p.collective)
@@ -424,11 +426,9 @@ def _models(search: Search, request: Request, ladder: list[int]) -> None:
             partial(search.trees, partition, 0.1 * budget, symmetric=True),
             partial(search.trees, partition, 0.2 * budget, symmetric=False),
         ]
-        batched = [
-            *([partial(search.messages, partition, 0.15 * budget)] if request.batching else []),
-            partial(search.improve, partition, round(request.time_limit_s * HOPS_PER_WALL)),
-        ]
-        for stage in (*batched, *timed) if short else (*timed, *batched):
+        batched = [partial(search.messages, partition, 0.15 * budget)] if request.batching else []
+        local = partial(search.improve, partition, round(request.time_limit_s * HOPS_PER_WALL))
+        for stage in (*batched, local, *timed) if short else (timed[0], local, timed[1], *batched):
             if search.finished():
                 return
             stage()

@@ -1,0 +1,1 @@
+"""Local search over whole schedules: routes, what shares a message, and who goes first."""
