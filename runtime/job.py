@@ -178,15 +178,22 @@ class Job:
 
     def share_memory(self) -> Neighbours:
         """Find out who shares memory with whom (collective). Ranks of one node try it: they all do or none."""
-        trial = self.memory.empty(1, np.int64)
-        place = self.memory.place(trial)
-        assert place is not None
-        mine = np.array([place.process, place.fd, place.token, self.board.node], np.int64)
+        why, mine = shared.why_not(), np.array([0, 0, 0, self.board.node], np.int64)
+        if not why:
+            try:
+                trial = self.memory.empty(1, np.int64)  # kept until all have tried to open it
+            except EnvironmentProblem as problem:
+                why = str(problem)
+            else:
+                place = self.memory.place(trial)
+                assert place is not None
+                mine[:3] = place.process, place.fd, place.token
         everyone = self.gather_bytes(mine.view(np.uint8), "the trial of shared memory").view(np.int64)
         nodes = everyone[:, 3]
-        why = shared.why_not()
         for rank in np.flatnonzero(nodes == self.board.node) if not why else ():
             process, fd, token, _ = everyone[rank].tolist()
+            if not token:  # it has none
+                continue
             try:
                 shared.attach(process, fd, token, 8)
             except EnvironmentProblem as problem:

@@ -369,22 +369,29 @@ def test_verbose_names_the_transport_of_every_rank(saved, more, words):
 
 @pytest.mark.mpi
 @mpi
-def test_a_node_whose_memory_cannot_be_opened_goes_through_mpi(saved):
-    """As in containers that hide each other's processes."""
+@pytest.mark.parametrize(
+    ("damage", "own", "theirs"),
+    [
+        # as in containers that hide each other's processes
+        ("shared._name = lambda token: f'other-{token}'", "does not hold the memory", "does not hold the memory"),
+        ("shared.why_not = lambda: 'it is forbidden'", "it is forbidden", "another rank of this node cannot"),
+        ("def refuse(name): raise OSError(1, 'not permitted')\nos.memfd_create = refuse",
+         "no shared memory of 4096 bytes: not permitted", "another rank of this node cannot"),
+    ],
+)  # fmt: skip
+def test_a_node_that_cannot_share_memory_goes_through_mpi(saved, damage, own, theirs):
     code = (
-        "import sys\n"
-        "from taccl.runtime import shared\n"
-        "shared._name = lambda token: f'other-{token}-{sys.argv[-1]}'\n"
-        "from taccl.runtime.mpi import launcher\n"
-        "shared._name = lambda token, rank=launcher().rank: f'taccl-{token}' if rank else f'other-{token}'\n"
+        "import os\nfrom taccl.runtime import shared\nfrom taccl.runtime.mpi import launcher\n"
+        f"if launcher().rank == 1:\n    exec({damage!r})\n"
         "from taccl.cli import main; main()\n"
     )
     arguments = ("run", saved(programs.ring_allgather(3)), "-b", "1K", "-e", "1K", *FAST)
     ended = launch(3, "-c", code, *arguments, "-v")
     assert ended.code == 0, ended.err
-    said = messages(ended)
-    assert len(said) == 3 and all("transport mpi to every peer (" in line for line in said)
-    assert sum("does not hold the memory that it should share" in line for line in said) == 3
+    for rank, line in enumerate(messages(ended)):
+        assert f"rank {rank}: private host buffers, transport mpi to every peer (" in line
+        assert (own if rank == 1 else theirs) in line
+    assert len(messages(ended)) == 3
     forced = launch(3, "-c", code, *arguments, "--transport", "shm")
     assert forced.code == 6 and "memory cannot be shared" in forced.err and len(messages(forced)) == 1
 
