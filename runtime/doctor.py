@@ -33,7 +33,7 @@ class Check:
 def examine() -> list[Check]:
     """Every check, in the order of a report. Never raises for something that is missing."""
     found = [_python(), *_packages()]
-    found += [_mpi_library(), _one_mpi(), _mpiexec(), _pair()]
+    found += [_mpi_library(), _one_mpi(), _mpiexec(), _pair(), _shared_memory()]
     found += [*_gpu(), _solver(), *_codecs(), _namespaces()]
     return found
 
@@ -134,6 +134,13 @@ def _pair() -> Check:
         advice = f"mpiexec must belong to the MPI library that mpi4py loads; {mpi.ADVICE}"
         return Check("two ranks", False, detail, advice, True)
     return Check("two ranks", True, "exchanged 1 KiB and 4 MiB under mpiexec, data right", "", True)
+
+
+def _shared_memory() -> Check:
+    document, why = child(_probe("shared"))
+    why = why if document is None else str(document["why_not"])
+    detail = why or "a piece was made and opened a second time; ranks of a node exchange data through it"
+    return Check("shared memory", not why, detail, "ranks of a node exchange data through MPI instead")
 
 
 def _gpu() -> list[Check]:

@@ -2,6 +2,7 @@
 
     python -m taccl.runtime.probe library           name and version of the MPI library, CUDA query
     python -m taccl.runtime.probe gpu               devices that CuPy sees
+    python -m taccl.runtime.probe shared            whether processes can share memory
     mpiexec -n 2 python -m taccl.runtime.probe pair [BYTES...]    a checked exchange of host memory
     mpiexec -n 2 python -m taccl.runtime.probe cuda               the same with device memory
 
@@ -20,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from taccl.runtime import gpu, mpi
+from taccl.runtime import gpu, mpi, shared
 
 LENGTHS = (1024, 4 * 2**20)  # eager and rendezvous
 
@@ -92,7 +93,7 @@ def exchange(device: bool) -> dict[str, object]:
 def main(what: str) -> None:
     """Print the JSON of one probe."""
     probes: dict[str, Callable[[], dict[str, object]]] = {
-        "library": library, "gpu": devices,
+        "library": library, "gpu": devices, "shared": lambda: {"why_not": shared.try_out()},
         "pair": lambda: exchange(False), "cuda": lambda: exchange(True),
     }  # fmt: skip
     document = probes[what]()

@@ -48,6 +48,22 @@ def why_not() -> str:
     return ""
 
 
+def try_out() -> str:
+    """Why this process cannot make memory and open it as another one would; empty when it can."""
+    if why := why_not():
+        return why
+    memory = SharedMemory()
+    try:
+        array = memory.empty(1, np.int64)
+        place = memory.place(array)
+        assert place is not None
+        array[0] = 7
+        seen = attach(place.process, place.fd, place.token, 8)[:8].view(np.int64)
+    except EnvironmentProblem as problem:
+        return str(problem)
+    return "" if seen[0] == 7 else "memory that was opened a second time holds other data"
+
+
 class SharedMemory:
     """This rank's pieces. A piece lives as long as an array in it."""
 

@@ -10,11 +10,12 @@ from mpi_jobs import needs_mpi
 
 from taccl.commands.doctor import command
 from taccl.errors import EnvironmentProblem, UsageError
-from taccl.runtime import doctor, gpu, mpi
+from taccl.runtime import doctor, gpu, mpi, shared
 
 NAMES = {
     "python", "numpy", "ml_dtypes", "lxml", "pyyaml", "networkx", "ortools", "mpi library", "mpi wheels",
-    "mpiexec", "two ranks", "gpu", "cuda-aware mpi", "solver", "codec zstandard", "codec lz4", "namespaces",
+    "mpiexec", "two ranks", "shared memory", "gpu", "cuda-aware mpi", "solver", "codec zstandard", "codec lz4",
+    "namespaces",
 }  # fmt: skip
 
 
@@ -49,6 +50,15 @@ def test_without_mpi_it_says_what_to_install_and_exits_with_6(monkeypatch):
     assert [c["name"] for c in parsed["checks"] if c["needed"] and not c["ok"]] == [
         "mpi library", "mpiexec", "two ranks"
     ]  # fmt: skip
+
+
+def test_it_says_why_memory_cannot_be_shared(monkeypatch):
+    assert doctor._shared_memory().ok
+    monkeypatch.setattr(doctor, "child", lambda command: ({"why_not": "it is forbidden"}, ""))
+    check = doctor._shared_memory()
+    assert (check.ok, check.needed, check.detail) == (False, False, "it is forbidden")
+    monkeypatch.setattr(shared.platform, "machine", lambda: "aarch64")
+    assert "aarch64 processors does not keep the order of stores" in shared.try_out()
 
 
 def test_wrong_data_between_two_ranks_is_a_failure(monkeypatch):
