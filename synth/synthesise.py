@@ -132,9 +132,13 @@ def synthesise(
         batching=request.batching,
     )
     ladder = [wanted] if wanted else _ladder(request, make)
-    if request.groups and request.engine in ("auto", "cp-sat"):
-        side_by_side(search, request, ladder, _own_seeds)
-    _seeds(search, request, ladder)
+    asked_first = bool(request.groups) and request.engine in ("auto", "cp-sat")
+    if asked_first:
+        # Trees for all groups together gain most where there is much to share; looks at each group come after them.
+        _forest(search, request, ladder)
+        if search.best is None or not search.finished():
+            side_by_side(search, request, ladder, _own_seeds)
+    _seeds(search, request, ladder, forest=not asked_first)
     if request.engine in ("auto", "cp-sat"):
         if search.best is None and not search.should_stop():
             search.rescue(ladder[0])
@@ -293,15 +297,20 @@ def _ladder(request: Request, make: Callable[[int], Collective]) -> list[int]:
     return [k for k in ladder if k == 1 or 4 * transit >= alphas[len(alphas) // 2] * k]
 
 
-def _seeds(search: Search, request: Request, ladder: list[int]) -> None:
+def _forest(search: Search, request: Request, ladder: list[int]) -> None:
+    if len(ladder) > 1 - search.fixed_partition:
+        fixed = ladder[0] if search.fixed_partition else None
+        search.forest(request.collective, request.root, _pairs(request), fixed)
+
+
+def _seeds(search: Search, request: Request, ladder: list[int], forest: bool = True) -> None:
     """Forests, baselines and greedy trees at every chunking; the best are cut finer as long as that pays."""
     names = [request.engine] if request.engine in BASELINES else list(BASELINES)
     if request.engine in ("auto", "cp-sat"):
         if request.collective == "allreduce" and (search.best is None or not search.finished()):
             _joined(search, request, ladder)
-        if len(ladder) > 1 - search.fixed_partition:
-            fixed = ladder[0] if search.fixed_partition else None
-            search.forest(request.collective, request.root, _pairs(request), fixed)
+        if forest:
+            _forest(search, request, ladder)
     if request.engine != "greedy":
         _baselines(search, request, names, ladder)
     for partition in ladder if request.engine in ("auto", "cp-sat", "greedy") else ():

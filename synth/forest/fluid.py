@@ -92,14 +92,16 @@ def fluid_optima(
     seed: int,
     should_stop: Callable[[], bool],
     first: Sequence[dict[int, int]] = (),
+    patience: int = PATIENCE,
 ) -> list[Forest]:
     """The optimum for each limit on depth, ascending; a limit at which some root reaches nobody is left out.
 
     weights: per group how many roots it stands for; total: what the groups' amounts times weights add up to (free), or
     each group carries 1. holds: [lane, resource] how long a block over a link of the lane holds it. first: trees of the
-    first side to start with, each as the rank before every rank.
+    first side to start with, each as the rank before every rank. patience: rounds of columns without gain that end a
+    search.
     """
-    program = _Program(sides, weights, total, free, holds, first)
+    program = _Program(sides, weights, total, free, holds, first, patience)
     optima: list[Forest] = []
     for depth in depths:
         solved = program.solve(depth, random.Random(seed), should_stop)
@@ -133,8 +135,9 @@ class _Program:
         free: bool,
         holds: Floats,
         first: Sequence[dict[int, int]],
+        patience: int,
     ) -> None:
-        self.sides, self.first = sides, first
+        self.sides, self.first, self.patience = sides, first, patience
         self.weights, self.total, self.free = weights, total, free
         self.unit = float(holds.max()) or 1.0
         self.holds = holds / self.unit
@@ -191,7 +194,7 @@ class _Program:
             exact = best <= self._least(prices) * (1 + EXACT)
             if exact or should_stop():
                 break
-            if len(history) > PATIENCE and best > history[-1 - PATIENCE] * (1 - TAIL):
+            if len(history) > self.patience and best > history[-1 - self.patience] * (1 - TAIL):
                 break
             added = False
             for side, worth in enumerate(worths):

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from taccl.synth.forest.fluid import Floats, Forest, Side, evenly, fluid_optima
+from taccl.synth.forest.fluid import PATIENCE, Floats, Forest, Side, evenly, fluid_optima
 from taccl.synth.forest.pipeline import piped
 from taccl.synth.forest.rerooted import rerooted
 from taccl.synth.forest.rounding import evened, whole_chunks
@@ -41,6 +41,8 @@ FEW_RANKS = 32
 TOO_MANY = 4
 # A block whose transit is shorter than so many alphas is not worth trees of its own.
 LONG_BLOCK = 4
+# Ranks that only pass on, on a way down a tree that reaches some ranks alone.
+MOST_RELAYS = 2
 # Up to so many ranks an allreduce gives up symmetry for the choice of how much each rank sums up.
 MOST_FREE_RANKS = 32
 
@@ -114,7 +116,12 @@ def _forests(
         first = hung_on_the_root(task, block, cuts, seed, should_stop)
     hung = [parents for images in first for parents in images]
     depths = _depths(block.ranks)
-    optima = fluid_optima(sides, weights, len(names), free, holds, depths, seed, should_stop, hung)
+    if task.teams:
+        most_links = max(len(team) for team in task.teams) - 1 + MOST_RELAYS
+        depths = [depth for depth in depths if depth <= most_links]
+    # The fullest resources of groups apart are equally full: the time falls only once all of them have better trees.
+    patience = 2 * (PATIENCE + len(sides)) if task.teams else PATIENCE
+    optima = fluid_optima(sides, weights, len(names), free, holds, depths, seed, should_stop, hung, patience)
     best_fs: int | None = None
     evens = [evenly(sides[0], images, holds) for images in first if most >= 0 and len(images) <= cuts[-1]]
     evens.sort(key=lambda forest: -forest.time)
@@ -245,6 +252,9 @@ def _sides(task: Task, inst: Instance, usable: Usable | None) -> tuple[list[tupl
         root = roots[group]
         links = usable((root,), collects) if usable else None
         amount = task.amounts[group] if task.teams else 1
+        if len(reached[group]) == 2:
+            (other,) = (rank for rank in reached[group] if rank != root)
+            return Side(on, root, group, collects, links, other, amount)
         return Side(on, root, group, collects, links, -1, amount, reached[group])
 
     names: list[tuple[int, ...]] = [(root,) for root in roots]
