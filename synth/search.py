@@ -56,6 +56,8 @@ LOOKS_PER_WALL = 3_000
 BATCH_LOOKS_PER_WALL = 8_000
 # To share a message, chunks must be free to make a detour of so many hops over the rank that sends it.
 DETOUR = 4
+# Local search starts from the best schedules of so many engines: the second best is sometimes on the better hill.
+MOST_STARTS = 3
 # Beyond this many messages lowering would need more channels and steps than a GPU has.
 MOST_MESSAGES = 4_000
 
@@ -106,6 +108,7 @@ class Search:
     began: float = field(default_factory=time.monotonic)
     best: Candidate | None = None
     best_of: dict[int, Candidate] = field(default_factory=dict)  # by partition
+    of_engine: dict[tuple[int, str], Candidate] = field(default_factory=dict)  # by partition and engine
     bounds: dict[int, int] = field(default_factory=dict)  # by partition: what a model proved at this chunking
     timed: int = 0  # transfers of all schedules that were offered
 
@@ -151,6 +154,9 @@ class Search:
             return None
         if candidate is None or not obeys(self.restrictions, self.topology, p.collective, candidate.messages):
             return None
+        key = (p.collective.partition, candidate.engine)
+        if key not in self.of_engine or candidate.time_fs < self.of_engine[key].time_fs:
+            self.of_engine[key] = candidate
         known = self.best_of.get(p.collective.partition)
         if known is not None and candidate.time_fs >= known.time_fs:
             return candidate
@@ -373,19 +379,25 @@ class Search:
         self.offer("cp-sat", p, joined)
 
     def improve(self, partition: int, work: int) -> None:
-        """Local search from the best schedule of a chunking, first with its symmetry; work is counted in hops."""
+        """Local search from the best schedules of a chunking, first with its symmetry; work is counted in hops."""
         wide = self.restrictions
         if wide.extra_hops is None:
             wide = replace(wide, extra_hops=DETOUR)
         stated = problem(self.topology, self.build(partition), self.size_bytes, wide)
         p = with_symmetry(stated, self.generators)[0]
         group = (close([identity(p), *p.symmetries], 256) or []) if p.symmetries else []
-        for images in [group, [identity(p)]] if len(group) > 1 else [[identity(p)]]:
-            known = self.best_of.get(partition)
-            if known is None or self.finished():
+        starts = sorted(
+            (c for (k, _), c in self.of_engine.items() if k == partition), key=lambda c: (c.time_fs, c.engine)
+        )[:MOST_STARTS]
+        alone = [identity(p)]
+        runs = [(start, group if len(group) > 1 else alone, work // len(starts)) for start in starts]
+        for start, images, share in [*runs, *([(None, alone, work)] if len(group) > 1 else [])]:
+            known = start or self.best_of[partition]
+            if self.finished():
                 return
-            stop = lambda _: self.finished()  # noqa: E731
-            found = anneal(p, known.messages, images, work, self.seed, self.batching, stop)
+            found = anneal(
+                p, known.messages, images, share, self.seed, self.batching, lambda _: self.finished()
+            )
             if found:
                 self.offer("local-search", p, found)
 

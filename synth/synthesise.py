@@ -39,9 +39,9 @@ from taccl.synth.symmetric.search import COLLECTIVES
 ENGINES = ("auto", "cp-sat", "greedy", *BASELINES)
 # One deterministic second of CP-SAT takes several wall-clock seconds on two slow cores; staying below the
 # time limit with the deterministic one is what makes answers repeatable.
-DETERMINISTIC_PER_WALL = 0.1
+DETERMINISTIC_PER_WALL = 0.08
 # Likewise for the local search: so many hops are clocked per second of the limit, whatever the clock says.
-HOPS_PER_WALL = 100_000
+HOPS_PER_WALL = 70_000
 # Baselines whose routes depend on the number of chunks, so that a finer cut is not a cut of the same routes.
 BY_ROUNDS = ("circulant",)
 # Of the seeds' share, for baselines; greedy trees and quotients come after them.
