@@ -10,7 +10,7 @@ READY := $(VENV)/.taccl-ready
 # mpiexec comes with the MPI wheel and lies in the environment too.
 export PATH := $(BIN):$(PATH)
 
-.PHONY: demo test lint docs bench bench-scale bench-published bench-run clean
+.PHONY: demo test lint docs bench bench-scale bench-published bench-run bench-growth bench-determinism clean
 
 demo: $(READY)
 	taccl demo -o demo-out
@@ -47,6 +47,14 @@ bench-published: $(READY)
 # Prints the tables "On this machine" of docs/benchmarks.md; about ten minutes. BENCH="4 allgather" asks for a part.
 bench-run: $(READY)
 	@python docs/benchmarks_run.py $(BENCH)
+
+# Prints seconds against ranks and draws docs/growth.svg; about ten minutes.
+bench-growth: $(READY)
+	@python docs/benchmarks_growth.py
+
+# Prints how many of 5 runs gave other files; about forty minutes.
+bench-determinism: $(READY)
+	@python docs/benchmarks_determinism.py
 
 clean:
 	rm -rf build demo-out $(VENV)
