@@ -18,7 +18,7 @@ from taccl.synth.collective import Collective
 from taccl.synth.engines.groups import among_all, inside, merged
 from taccl.synth.problem import link_images
 from taccl.synth.schedule import Transfer, as_transfers
-from taccl.synth.search import Search
+from taccl.synth.search import MOST_MESSAGES, Search
 
 if TYPE_CHECKING:
     from taccl.synth.synthesise import Request
@@ -37,6 +37,8 @@ def side_by_side(search: Search, request: Request, ladder: list[int], own_seeds:
 
     own_seeds: what seeds find for another request at a chunking each, within a share of the search's limit.
     """
+    if sum(len(chunk.destinations) for chunk in search.build(ladder[0]).chunks) > MOST_MESSAGES:
+        return  # so many chunks that a look at each group takes longer than people wait
     within = _within(search, request, ladder, own_seeds)
     among = _among(search, request, ladder, own_seeds)
     choices = [within, among, [_quicker(a, b) for a, b in zip(within, among, strict=True)]]
