@@ -13,16 +13,16 @@ from taccl.runtime import transports
 WORKER = str(Path(__file__).with_name("run_transport_worker.py"))
 
 
-@pytest.mark.parametrize("how", ["large", "device", "staged", "shared", "private", "mixed", "crowded"])
+@pytest.mark.parametrize("how", ["large", "device", "staged", "shared", "private", "mixed"])
 @pytest.mark.mpi
 @needs_mpi[1]
 def test_right_data(how):
-    """Shared memory with buffers in it and private ones, beside MPI to another node, and when room is short."""
+    """Shared memory with buffers in it and private ones, and beside MPI to another node."""
     ended = launch(3, WORKER, how)
     assert ended.code == 0, ended.err
-    more = 0 if how in ("device", "staged") else 3 * 9
+    more = 0 if how in ("device", "staged") else 3 * 6
     # pieces: of shared memory, that are mapped when all is closed
-    assert json.loads(ended.out) == {"wrong": 0, "early": 0, "cases": 3 * 72 + more, "pieces": 0}
+    assert json.loads(ended.out) == {"wrong": 0, "early": 0, "cases": 3 * 48 + more, "pieces": 0}
 
 
 class FakeMPI:
