@@ -100,7 +100,8 @@ class Search:
     target_gap: float
     workers: int
     seed: int
-    budget_s: float
+    budget_s: float  # what counted work is in proportion to
+    limit_s: float  # by the clock
     report: Callable[[str, int | None], None]  # (stage, best time in fs)
     should_stop: Callable[[], bool]
     fixed_partition: bool = False  # the author chose the chunking
@@ -114,7 +115,7 @@ class Search:
 
     def left_s(self) -> float:
         """Wall-clock seconds until the request's limit."""
-        return self.budget_s - (time.monotonic() - self.began)
+        return self.limit_s - (time.monotonic() - self.began)
 
     def seeds_spent(self, share: float = 1.0) -> bool:
         """Whether seeds have had so much of their share; the models want theirs of a short limit."""

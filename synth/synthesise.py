@@ -126,6 +126,7 @@ def synthesise(
         workers=request.workers,
         seed=request.seed,
         budget_s=request.time_limit_s,
+        limit_s=request.time_limit_s,
         report=report,
         should_stop=should_stop or (lambda: False),
         fixed_partition=wanted is not None or request.custom is not None,
@@ -345,10 +346,13 @@ def _own_seeds(search: Search, request: Request, ladder: list[int], share: float
         generators=_generators(request),
         lower_fs=0,
         budget_s=search.budget_s * share,
+        # By the clock they may take longer than by what they count, so that a busy machine does not cut them short.
+        limit_s=search.left_s() / 2,
         began=time.monotonic(),
         report=lambda stage, best_fs: None,
         best=None,
         best_of={},
+        of_engine={},
         bounds={},
         timed=0,
     )
