@@ -7,7 +7,8 @@ of representative chunks. docs/synthesis.md, "At scale", tells the story.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from fractions import Fraction
 from importlib.metadata import version
 
@@ -19,11 +20,15 @@ from taccl.synth.bounds.bound import Bound, strongest
 from taccl.synth.bounds.compose import EXPLICIT_RANKS
 from taccl.synth.bounds.scale import scale_bound
 from taccl.synth.check_table import check_table
+from taccl.synth.cluster.compose import Composed, compose, composes
 from taccl.synth.cost import us
 from taccl.synth.forest.search import Effort as ForestEffort
 from taccl.synth.forest.search import forests, pays
+from taccl.synth.message_table import MessageTable
 from taccl.synth.places import NAMED, Places
 from taccl.synth.symmetric.algorithm import SymmetricAlgorithm
+from taccl.synth.symmetric.group import Group, trivial_group
+from taccl.synth.symmetric.quotient import quotient
 from taccl.synth.symmetric.search import COLLECTIVES as QUOTIENT_COLLECTIVES
 from taccl.synth.symmetric.search import Found, Task, search
 from taccl.synth.symmetric.solve import Effort
@@ -42,6 +47,8 @@ MOST_PAIRS = 1 << 24
 MOST_FOREST_RANKS = 256
 # Of a schedule that is packed so; its representatives are what takes time.
 MOST_MESSAGES = {True: 1 << 19, False: 1 << 15}  # every rank sends, one does
+# With more representatives than this the quotient is hardly smaller than the machine: schedules are composed of nodes.
+MOST_REPRESENTATIVES = 32
 # A finer cut must pay.
 WORTHWHILE = 0.995
 
@@ -74,21 +81,23 @@ def synthesise_at_scale(
     wanted = request.partition or request.restrictions.partition
     free = _bound(request, 1, "fluid")
     bound = free
-    best: tuple[int, Found] | None = None
+    best: tuple[int, _Answer] | None = None
 
     def out_of_time() -> bool:
         return stop() or time.monotonic() - began > request.time_limit_s
 
-    def take(partition: int, found: Found) -> None:
+    def take(partition: int, found: Found | Composed) -> None:
         nonlocal best
-        if best is None or found.timing.time_fs < best[1].timing.time_fs:
-            best = (partition, found)
+        answer = _answer(found, topology.ranks)
+        if best is None or answer.time_fs < best[1].time_fs:
+            best = (partition, answer)
             if on_progress:
                 elapsed = time.monotonic() - began
-                stage = f"{found.engine}, {partition} per block"
-                on_progress(Progress(elapsed, stage, us(found.timing.time_fs), us(free.time_fs)))
+                stage = f"{answer.engine}, {partition} per block"
+                on_progress(Progress(elapsed, stage, us(answer.time_fs), us(free.time_fs)))
 
-    if not wanted and topology.ranks <= MOST_FOREST_RANKS:
+    composed = _composes(request)
+    if not wanted and not composed and topology.ranks <= MOST_FOREST_RANKS:
         whole = Fraction(request.size_bytes, _size_chunks(request.collective, topology.ranks, 1))
         task = Task(
             topology, links, request.collective, 1, whole, request.root, (), request.restrictions.symmetry,
@@ -118,10 +127,15 @@ def synthesise_at_scale(
             (), request.restrictions.symmetry, request.batching,
         )  # fmt: skip
         before, now = now, None
-        for found in search(task, floor_fs, _effort(request), request.seed, out_of_time):
-            now = found.timing.time_fs
-            take(partition, found)
-        if best is None or now is None or best[1].timing.time_fs <= target_fs or out_of_time():
+        tries: Iterator[Found | Composed] = search(
+            task, floor_fs, _effort(request), request.seed, out_of_time
+        )
+        if composed:
+            tries = compose(task, floor_fs, out_of_time)
+        for answer in tries:
+            now = _answer(answer, topology.ranks).time_fs
+            take(partition, answer)
+        if best is None or now is None or best[1].time_fs <= target_fs or out_of_time():
             break
         if before is not None and now > WORTHWHILE * before:
             break
@@ -133,7 +147,7 @@ def synthesise_at_scale(
         )
     if not wanted:
         bound = strongest([free, _bound(request, best[0], _grain(request))])
-    if best[1].timing.time_fs < bound.time_fs:
+    if best[1].time_fs < bound.time_fs:
         raise CheckFailed(f"the bound {bound.name!r} is above the time of a schedule, a fault of taccl")
     made = _made(request, *best, free, bound)
     wrong = check_table(
@@ -143,6 +157,31 @@ def synthesise_at_scale(
     if wrong:
         raise CheckFailed(f"the schedule found by {made.engine} is wrong, a fault of taccl: {wrong[0]}")
     return made
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """A schedule: messages, and the group that makes all others of them."""
+
+    engine: str
+    time_fs: int
+    group: Group
+    messages: Callable[[], MessageTable]
+
+
+def _answer(found: Found | Composed, ranks: int) -> _Answer:
+    if isinstance(found, Composed):
+        return _Answer(found.engine, found.time_fs, trivial_group(ranks), lambda: found.messages)
+    return _Answer(found.engine, found.timing.time_fs, found.inst.quotient.group, found.base)
+
+
+def _composes(request: Request) -> bool:
+    """Whether schedules are composed of nodes: several nodes, and too little symmetry for the quotient to be small."""
+    if request.engine == "greedy" or not composes(request.topology, request.collective):
+        return False
+    links = link_table(request.topology)
+    found = quotient(request.topology, links, request.restrictions.symmetry)
+    return found.group.orbits > MOST_REPRESENTATIVES
 
 
 def _check(request: Request) -> None:
@@ -185,8 +224,8 @@ def _size_chunks(collective: str, ranks: int, partition: int) -> int:
     return partition if collective in ("broadcast", "reduce") else ranks * partition
 
 
-def _made(request: Request, partition: int, found: Found, free: Bound, bound: Bound) -> SymmetricAlgorithm:
-    time_fs = found.timing.time_fs
+def _made(request: Request, partition: int, found: _Answer, free: Bound, bound: Bound) -> SymmetricAlgorithm:
+    time_fs = found.time_fs
     within_fs = min(time_fs, bound.time_fs)
     status, proved_by = "feasible", ""
     if time_fs - free.time_fs <= SAME * time_fs:
@@ -201,8 +240,8 @@ def _made(request: Request, partition: int, found: Found, free: Bound, bound: Bo
         partition=partition,
         size_bytes=request.size_bytes,
         topology_name=request.topology.name,
-        group=found.inst.quotient.group,
-        messages=found.base(),
+        group=found.group,
+        messages=found.messages(),
         time_fs=time_fs,
         certificate=Certificate(us(free.time_fs), free.name, us(within_fs), status, proved_by),
         engine=found.engine,

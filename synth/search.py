@@ -19,6 +19,7 @@ from taccl.sketches.restrictions import Permutation, Restrictions
 from taccl.synth.annealing.search import anneal
 from taccl.synth.candidates import Candidate, best_timing, complete, obeys
 from taccl.synth.check_algorithm import check_algorithm
+from taccl.synth.cluster.compose import compose, composes
 from taccl.synth.collective import Collective, refined
 from taccl.synth.cost import Costs
 from taccl.synth.engines.greedy import Taste, funnelled, greedy, tastes
@@ -200,6 +201,21 @@ class Search:
             candidate = Candidate(found.engine, p.collective, transfers, messages, found.timing.time_fs)
             self.accept(p, candidate)
             self.offer(found.engine, p, transfers)
+
+    def composed(self, name: str, p: Problem, pairs: Pairs) -> None:
+        """Schedules composed of nodes, where the collective and the machine are of that kind."""
+        priced = p.costs
+        longest_fs = max(*priced.alpha_fs, *priced.chunk_fs, priced.reduce_alpha_fs, priced.reduce_chunk_fs)
+        if longest_fs > LONGEST_FS or self.restrictions.rules or not composes(self.topology, name):
+            return
+        task = Task(
+            self.topology, link_table(self.topology), name, p.collective.partition, priced.chunk_bytes, 0, pairs.ends,
+            None, self.batching, pairs.amounts,
+        )  # fmt: skip
+        for found in compose(task, self.lower_fs, self.finished):
+            messages = messages_of(found.messages)
+            transfers = tuple(as_transfers(messages))
+            self.accept(p, Candidate(found.engine, p.collective, transfers, messages, found.time_fs))
 
     def forest(self, name: str, root: int, pairs: Pairs, wanted: int | None) -> None:
         """Trees of the fluid optimum in whole chunks, pipelined; wanted: the chunking that is asked for."""

@@ -50,6 +50,8 @@ BASELINES_SHARE = 0.5
 HALF_SHARE = 0.15
 # Chunks times destinations beyond which seeds alone take minutes.
 MOST_PAIRS = 50_000
+# Schedules are composed of nodes from so many ranks on; fewer are searched as a whole.
+LEAST_COMPOSED = 17
 # Times within this relative distance of a bound are called optimal: durations are whole femtoseconds, bounds
 # of models with very long horizons are rounded down to coarser units.
 SAME = Fraction(1, 10**6)
@@ -97,7 +99,7 @@ def synthesise(
     should_stop is polled; when it turns true the best so far is returned (Interrupted if there is none).
     Raises UsageError, Infeasible (with the sketch's conflicting rules), NoSolutionInTime, Interrupted.
     """
-    _check(request)
+    check_request(request)
     make = _builder(request)
     wanted = request.partition or request.restrictions.partition
     first = make(wanted or 1)
@@ -185,7 +187,8 @@ def synthesise(
     )
 
 
-def _check(request: Request) -> None:
+def check_request(request: Request) -> None:
+    """Raise UsageError where a request is none."""
     if request.collective not in NAMES:
         raise UsageError(f"unknown collective {request.collective!r}; known: {', '.join(NAMES)}")
     if request.engine not in ENGINES:
@@ -301,7 +304,7 @@ def _ladder(request: Request, make: Callable[[int], Collective]) -> list[int]:
 def _forest(search: Search, request: Request, ladder: list[int]) -> None:
     if len(ladder) > 1 - search.fixed_partition:
         fixed = ladder[0] if search.fixed_partition else None
-        search.forest(request.collective, request.root, _pairs(request), fixed)
+        search.forest(request.collective, request.root, pairs_of_request(request), fixed)
 
 
 def _seeds(search: Search, request: Request, ladder: list[int], forest: bool = True) -> None:
@@ -314,12 +317,13 @@ def _seeds(search: Search, request: Request, ladder: list[int], forest: bool = T
             _forest(search, request, ladder)
     if request.engine != "greedy":
         _baselines(search, request, names, ladder)
+    _composed(search, request, ladder)
     for partition in ladder if request.engine in ("auto", "cp-sat", "greedy") else ():
         if search.seeds_spent() or (search.best is not None and search.finished()):
             break
         p = search.problem(partition)
         if request.collective in COLLECTIVES:
-            search.quotient(request.collective, p, request.root, _pairs(request))
+            search.quotient(request.collective, p, request.root, pairs_of_request(request))
         search.greedy(p, 8)
         if request.collective == "allreduce" and partition == ladder[0] and not request.groups:
             for transfers in rooted_allreduce(
@@ -358,6 +362,14 @@ def _own_seeds(search: Search, request: Request, ladder: list[int], share: float
     )
     _seeds(own, request, ladder)
     return own.best_of
+
+
+def _composed(search: Search, request: Request, ladder: list[int]) -> None:
+    """Schedules composed of nodes, where there are enough ranks for that to be worth a look."""
+    wanted = request.engine in ("auto", "cp-sat") and not request.groups
+    for partition in ladder if wanted and request.topology.ranks >= LEAST_COMPOSED else ():
+        if search.best is None or not search.finished():
+            search.composed(request.collective, search.problem(partition), pairs_of_request(request))
 
 
 def _baselines(search: Search, request: Request, names: list[str], ladder: list[int]) -> None:
@@ -411,7 +423,8 @@ def _joined(search: Search, request: Request, ladder: list[int]) -> None:
             search.offer("joined", search.problem(partition), transfers)
 
 
-def _pairs(request: Request) -> Pairs:
+def pairs_of_request(request: Request) -> Pairs:
+    """Who sends to whom, and how many blocks where the request has a demand."""
     n = request.topology.ranks
     if request.demand is not None:
         blocks = {(s, d): request.demand[s][d] for s in range(n) for d in range(n) if request.demand[s][d]}

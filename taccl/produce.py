@@ -125,13 +125,16 @@ def produce(
 
     from taccl.profiles.load import load_topology
     from taccl.synth.at_scale import at_scale, synthesise_at_scale
+    from taccl.synth.composed import composed_alone, synthesise_composed
     from taccl.synth.synthesise import synthesise
 
     topology = load_topology(order.topology)
     request, warnings = _request(order, topology)
     began = time.monotonic()
-    scaled = at_scale(request)
-    make: Callable[..., Algorithm | SymmetricAlgorithm] = synthesise_at_scale if scaled else synthesise
+    scaled = at_scale(request) or composed_alone(request)
+    make: Callable[..., Algorithm | SymmetricAlgorithm] = synthesise
+    if scaled:
+        make = synthesise_composed if composed_alone(request) else synthesise_at_scale
     algorithm = make(request, on_progress, should_stop)
     solve_s = time.monotonic() - began
     ended = why_ended(request, algorithm, solve_s, should_stop is not None and should_stop(), scaled)

@@ -7,6 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
+import numpy as np
+from numpy.typing import NDArray
+
 from taccl.profiles.link_table import link_table
 from taccl.profiles.topology import Topology
 from taccl.synth.bounds import commodities, loads
@@ -58,13 +61,27 @@ def counting_bound(
     topology: Topology, collective: Collective, size_bytes: int, grain: str = "fluid"
 ) -> Bound | None:
     """`scale_bound` where the collective is what its name says, else None; quick at any number of ranks."""
+    demand = demand_of(collective) if collective.name == "alltoallv" else None
     if collective.name not in COLLECTIVES or collective != build(
-        collective.name, collective.ranks, collective.partition, root=collective.root
+        collective.name,
+        collective.ranks,
+        collective.partition,
+        root=collective.root,
+        demand=None if demand is None else demand.tolist(),
     ):
         return None
     return scale_bound(
-        topology, link_table(topology), collective.name, collective.partition, size_bytes, grain, collective.root
+        topology, link_table(topology), collective.name, collective.partition, size_bytes, grain, collective.root,
+        demand,
     )  # fmt: skip
+
+
+def demand_of(collective: Collective) -> NDArray[np.int64]:
+    """[from, to]: blocks that go from one rank to another, of chunks with one source and one destination."""
+    demand = np.zeros((collective.ranks, collective.ranks), np.int64)
+    for chunk in collective.chunks:
+        demand[chunk.sources[0][0], chunk.destinations[0][0]] += 1
+    return demand // collective.partition
 
 
 def granular_bound(topology: Topology, collective: Collective, size_bytes: int) -> Bound:

@@ -36,7 +36,7 @@ MOST_SPREAD = 64
 MOST_STARTS = 16
 FAR = 1 << 61  # more than any time, and twice as much still fits
 COLLECTIVES = (
-    "allgather", "reducescatter", "allreduce", "alltoall", "broadcast", "reduce", "gather", "scatter",
+    "allgather", "reducescatter", "allreduce", "alltoall", "alltoallv", "broadcast", "reduce", "gather", "scatter",
 )  # fmt: skip
 
 
@@ -48,16 +48,29 @@ def scale_bound(
     size_bytes: int,
     grain: str = "fluid",
     root: int = 0,
+    demand: Ints | None = None,
 ) -> Bound:
     """A time that no algorithm beats: of any chunking ("fluid"), with each block in `partition` chunks that stay
     whole ("whole"), or with one of these chunks a message ("single").
 
-    size_bytes is the nccl-tests size. Raises ValueError for another collective or grain.
+    size_bytes is the nccl-tests size. demand: of alltoallv, [from, to] in blocks. Raises ValueError for another
+    collective or grain.
     """
-    if collective not in COLLECTIVES or grain not in GRAINS:
+    if (
+        collective not in COLLECTIVES
+        or grain not in GRAINS
+        or (collective == "alltoallv") != (demand is not None)
+    ):
         raise ValueError(f"no bound for {collective!r} at grain {grain!r}")
     n = topology.ranks
     blocks = 1 if collective in ("broadcast", "reduce") else n
+    if demand is not None:
+        demand = demand.copy()
+        # The size is that of the longest buffer; what stays where it is needs no time.
+        blocks = max(1, int(demand.sum(axis=0).max()), int(demand.sum(axis=1).max()))
+        np.fill_diagonal(demand, 0)
+        if not demand.any():
+            return Bound(0, "nothing has to be moved")
     chunk_bytes = Fraction(size_bytes, blocks * partition)
     if n == 1 or size_bytes <= 0:
         return Bound(0, "nothing has to be moved")
@@ -69,7 +82,7 @@ def scale_bound(
     kind = {"reducescatter": "allgather", "reduce": "broadcast", "gather": "scatter"}.get(
         collective, collective
     )
-    machine = _Machine(topology, links, priced, kind, partition, root, _message_fs(priced))
+    machine = _Machine(topology, links, priced, kind, partition, root, _message_fs(priced), demand)
     tried, best = [], _Claim(-1, "", None)
     for claim in _bounds(machine):
         tried.append((_worded(claim.name, grain, reverse), claim.time_fs))
@@ -96,10 +109,11 @@ class _Machine:
     topology: Topology
     links: LinkTable
     priced: Pricing
-    kind: str  # "allgather" | "allreduce" | "alltoall" | "broadcast" | "scatter"
+    kind: str  # "allgather" | "allreduce" | "alltoall" | "alltoallv" | "broadcast" | "scatter"
     partition: int
     root: int
     message_fs: Ints  # per link the least time of a message, rounded down
+    demand: Ints | None = None  # alltoallv: [from, to] in blocks, 0 where both are one
 
     @property
     def sides(self) -> tuple[str, ...]:
@@ -113,6 +127,8 @@ class _Machine:
             return (n - size) * k
         if self.kind == "alltoall":
             return (n - size) * size * k
+        if self.demand is not None:
+            return int(self.demand[~inside][:, inside].sum()) * k
         if self.kind == "allreduce":
             return n * k  # of every block at least what the others have added to it
         if inside[self.root]:
@@ -140,7 +156,7 @@ def _bounds(machine: _Machine) -> Iterator[_Claim]:
     for inside in _cuts(machine):
         crossing = np.flatnonzero(~inside[links.src] & inside[links.dst])
         yield from _into(machine, inside, crossing)
-        if machine.kind in ("alltoall", "scatter", "broadcast", "allreduce"):
+        if machine.kind in ("alltoall", "alltoallv", "scatter", "broadcast", "allreduce"):
             leaving = np.flatnonzero(inside[links.src] & ~inside[links.dst])
             yield from _out_of(machine, inside, leaving)
     yield _distance(machine)
@@ -186,6 +202,8 @@ def _distance(machine: _Machine) -> _Claim:
             if np.array_equal(nearer, known):
                 break
             known = nearer
+        if machine.demand is not None:
+            known = np.where(machine.demand[start] > 0, known, 0)
         last = int(np.argmax(known))
         if known[last] >= FAR:
             raise ValueError(
@@ -340,8 +358,10 @@ def _distances(hops: dict[int, dict[int, int]], start: int) -> dict[int, int]:
 def _out_of(machine: _Machine, inside: Mask, leaving: Ints) -> Iterator[_Claim]:
     """What only ranks inside have and others want must leave."""
     n, k, size = machine.topology.ranks, machine.partition, int(inside.sum())
+    sent = 0 if machine.demand is None else int(machine.demand[inside][:, ~inside].sum()) * k
     chunks = {
         "alltoall": size * (n - size) * k,
+        "alltoallv": sent,
         "allreduce": n * k,
         "broadcast": k if inside[machine.root] else 0,
         "scatter": (n - size) * k if inside[machine.root] else 0,

@@ -106,12 +106,37 @@ def batches(
     Where the base itself has two images of one chunk (messages that gather chunks of several elements), there is a
     single batch.
     """
+    if group.order == 1 and len(base.chunks) == len(base) > 2 * most:
+        yield from _some_chunks_each(base, most)
+        return
     step = max(1, most // max(1, len(base.chunks)))
     if step < group.order and not chunks_are_representatives(base, group, collective, ranks, partition):
         step = group.order
     for start in range(0, group.order, step):
         elements = np.arange(start, min(start + step, group.order), dtype=np.int64)
         yield expanded(base, group, elements, collective, ranks, partition, lookup)
+
+
+def _some_chunks_each(table: MessageTable, most: int) -> Iterator[MessageTable]:
+    """The messages, of one chunk each, in parts of about `most` that hold all messages of the chunks in them."""
+    order = np.argsort(table.chunks, kind="stable")
+    chunks = table.chunks[order]
+    start = 0
+    while start < len(order):
+        end = min(start + most, len(order))
+        end = int(np.searchsorted(chunks, chunks[end - 1], "right"))
+        rows = np.sort(order[start:end])
+        yield MessageTable(
+            table.link[rows],
+            table.src[rows],
+            table.dst[rows],
+            table.start_fs[rows],
+            table.end_fs[rows],
+            table.reduces[rows],
+            np.arange(len(rows) + 1),
+            table.chunks[rows],
+        )
+        start = end
 
 
 def sorted_by_start(table: MessageTable) -> MessageTable:

@@ -1,0 +1,1 @@
+"""Irregular clusters of many ranks: routes between nodes and within them, composed, and timed as columns."""
