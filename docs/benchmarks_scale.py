@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -48,6 +49,16 @@ GROUPS: dict[str, list[Row]] = {
     ],
     "1GB": [(t, c, 10**9, ("--time-limit", "10")) for t in BUNDLED for c in MAIN],
     "1KB": [(t, c, 1000, ("--time-limit", "10")) for t in BUNDLED for c in MAIN],
+    # The files have 16 nodes; `@` and a number of nodes stand for the same with so many.
+    "irregular": [
+        (f"docs/topologies/irregular/{name}.yaml@{nodes}", collective, 8 * nodes * 10**6, SINGLE)
+        for name in ("slow-nic", "missing-link", "mixed-nodes")
+        for nodes in (8, 16, 32, 64, 128)
+        for collective in ("allgather", "alltoall")
+    ] + [
+        (f"docs/topologies/irregular/slow-nic.yaml@{nodes}", "allreduce", 8 * nodes * 10**6, SINGLE)
+        for nodes in (16, 128)
+    ],
     "growth": [
         (f"{name}:{size}", "allgather", ranks * 10**6, SINGLE)
         for name, size, ranks in [
@@ -73,10 +84,21 @@ def reference_s() -> float:
     return time.perf_counter() - began
 
 
+def resized(topology: str, folder: str) -> str:
+    """The file of a profile of equal nodes with another number of them, FILE@NODES."""
+    path, nodes = topology.split("@")
+    text = re.sub(r"(?m)^nodes: .*$", f"nodes: {nodes}", Path(path).read_text())
+    made = Path(folder) / Path(path).name
+    made.write_text(text)
+    return str(made)
+
+
 def run(row: Row) -> tuple[dict[str, object], float, float]:
     """(the JSON document, wall seconds, peak memory in MB) of one command."""
     topology, collective, size, options = row
     with tempfile.TemporaryDirectory() as folder:
+        if "@" in topology:
+            topology = resized(topology, folder)
         command = [
             sys.executable, "-m", "taccl", "synth", "-t", topology, "-c", collective, "--size", f"{size}B", *options,
             "--json", "-o", str(Path(folder) / "out.json"),

@@ -385,18 +385,24 @@ def _traffic(machine: _Machine, which: Ints, crossings: Fraction, what: str) -> 
 
 
 def _cuts(machine: _Machine) -> Iterator[Mask]:
-    """Single ranks, the ranks of one NIC or port, nodes, halves; a sample of them on big machines."""
+    """Single ranks, the ranks of one NIC or port, nodes, halves; on big machines some of them, the weakest too."""
     topology, links = machine.topology, machine.links
     n = topology.ranks
     most = max(4, MOST_LOOKS // max(1, len(links)))
-    yield from (_mask(n, [rank]) for rank in _sample(range(n), most, machine.root))
+    ranks = _sample(range(n), most, machine.root)
+    if n > most:
+        ranks = sorted({*ranks, *_weakest(machine, np.arange(n))[:most]})
+    yield from (_mask(n, [rank]) for rank in ranks)
     seen = set()
     for nic in _sample(topology.nics, most):
         if 1 < len(nic.ranks) < n and nic.ranks not in seen:
             seen.add(nic.ranks)
             yield _mask(n, nic.ranks)
     if len(topology.nodes) > 1:
-        for node in _sample(topology.nodes, most):
+        nodes = _sample(range(len(topology.nodes)), most)
+        if len(topology.nodes) > most:
+            nodes = sorted({*nodes, *_weakest(machine, _node_of(topology))[:most]})
+        for node in (topology.nodes[number] for number in nodes):
             if tuple(node) not in seen:
                 yield _mask(n, node)
         if len(topology.nodes) > 3:
@@ -407,6 +413,25 @@ def _cuts(machine: _Machine) -> Iterator[Mask]:
         for width in _divisors(n):
             if 1 < width < n:
                 yield _mask(n, [r for r in range(n) if r % width < width // 2])
+
+
+def _weakest(machine: _Machine, group_of: Ints) -> list[int]:
+    """Groups of ranks by how little their ports together can take in or give out, the weakest first."""
+    links, priced = machine.links, machine.priced
+    crossing = np.flatnonzero(group_of[links.src] != group_of[links.dst])
+    own = np.array([float(hold) for hold in priced.own])[links.link_class[crossing]]
+    held = np.array([float(hold) for hold in priced.held])
+    groups = int(group_of.max()) + 1
+    least = np.full(groups, np.inf)
+    for side, end in (("in", links.dst), ("out", links.src)):
+        port = priced.ports.get(side, next(iter(priced.ports.values()), np.full(len(links), -1)))[crossing]
+        through = port >= 0
+        hold = own.copy()
+        hold[through] = held[priced.rate[port[through]]]
+        _, one = np.unique(np.where(through, port, len(priced.rate) + crossing), return_index=True)
+        rate = 1.0 / np.maximum(hold[one], 1e-9)
+        least = np.minimum(least, np.bincount(group_of[end[crossing[one]]], rate, groups))
+    return [int(group) for group in np.argsort(least, kind="stable")]
 
 
 def _sample(items: Sequence[_Item], most: int, always: int | None = None) -> list[_Item]:
