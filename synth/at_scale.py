@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from importlib.metadata import version
+from itertools import chain
 
 from taccl import __version__
 from taccl.errors import CheckFailed, Infeasible, Interrupted, UsageError
@@ -18,7 +19,7 @@ from taccl.profiles.link_table import link_table
 from taccl.synth.algorithm import Certificate
 from taccl.synth.bounds.bound import Bound, strongest
 from taccl.synth.bounds.compose import EXPLICIT_RANKS
-from taccl.synth.bounds.scale import scale_bound
+from taccl.synth.bounds.scale import FAR, scale_bound
 from taccl.synth.check_table import check_table
 from taccl.synth.cluster.compose import Composed, compose, composes
 from taccl.synth.cost import us
@@ -49,6 +50,9 @@ MOST_FOREST_RANKS = 256
 MOST_MESSAGES = {True: 1 << 19, False: 1 << 15}  # every rank sends, one does
 # With more representatives than this the quotient is hardly smaller than the machine: schedules are composed of nodes.
 MOST_REPRESENTATIVES = 32
+# With so many on a machine of so many ranks both are tried.
+FEWEST_REPRESENTATIVES = 4
+MOST_BOTH_RANKS = 512
 # A finer cut must pay.
 WORTHWHILE = 0.995
 
@@ -96,7 +100,9 @@ def synthesise_at_scale(
                 stage = f"{answer.engine}, {partition} per block"
                 on_progress(Progress(elapsed, stage, us(answer.time_fs), us(free.time_fs)))
 
-    composed = _composes(request)
+    representatives = _representatives(request)
+    composed = representatives > MOST_REPRESENTATIVES
+    also = representatives >= FEWEST_REPRESENTATIVES and topology.ranks <= MOST_BOTH_RANKS
     if not wanted and not composed and topology.ranks <= MOST_FOREST_RANKS:
         whole = Fraction(request.size_bytes, _size_chunks(request.collective, topology.ranks, 1))
         task = Task(
@@ -132,9 +138,13 @@ def synthesise_at_scale(
         )
         if composed:
             tries = compose(task, floor_fs, out_of_time)
+        elif also:
+            tries = chain(tries, compose(task, floor_fs, out_of_time))
         for answer in tries:
-            now = _answer(answer, topology.ranks).time_fs
+            now = min(now or FAR, _answer(answer, topology.ranks).time_fs)
             take(partition, answer)
+            if now <= floor_fs:
+                break
         if best is None or now is None or best[1].time_fs <= target_fs or out_of_time():
             break
         if before is not None and now > WORTHWHILE * before:
@@ -175,13 +185,12 @@ def _answer(found: Found | Composed, ranks: int) -> _Answer:
     return _Answer(found.engine, found.timing.time_fs, found.inst.quotient.group, found.base)
 
 
-def _composes(request: Request) -> bool:
-    """Whether schedules are composed of nodes: several nodes, and too little symmetry for the quotient to be small."""
+def _representatives(request: Request) -> int:
+    """How many ranks stand for all, where schedules can be composed of nodes; else 0."""
     if request.engine == "greedy" or not composes(request.topology, request.collective):
-        return False
+        return 0
     links = link_table(request.topology)
-    found = quotient(request.topology, links, request.restrictions.symmetry)
-    return found.group.orbits > MOST_REPRESENTATIVES
+    return quotient(request.topology, links, request.restrictions.symmetry).group.orbits
 
 
 def _check(request: Request) -> None:
