@@ -31,11 +31,11 @@ def digit_routes(inst: Instance, pairs: Sequence[Pair]) -> Iterator[list[RepHop]
     places, node_of = place.tolist(), inst.node_of.tolist()
     own = list(range(len(nodes[0])))
     all_ways = _Ways(inst)
-    for inner, outer in product(_radices(len(nodes[0])), _radices(len(nodes))):
+    for inner, outer in product(radices(len(nodes[0])), radices(len(nodes))):
         ways = [(_steps(0, inner) + _steps(1, outer), own)]
         if inner and outer:
             ways.append((_steps(1, outer) + _steps(0, inner), own))
-            heads = _heads(inst, places)
+            heads = heads_of(inst, places)
             if heads is not None:
                 ways.append((_steps(0, inner) + _steps(1, outer), heads))
         for steps, over in ways:
@@ -50,7 +50,7 @@ def digit_routes(inst: Instance, pairs: Sequence[Pair]) -> Iterator[list[RepHop]
                 yield hops
 
 
-def _radices(size: int) -> list[tuple[int, ...]]:
+def radices(size: int) -> list[tuple[int, ...]]:
     """Ways of writing 0..size-1: as one digit, as two, as many of two values; the last digit may not use all of its."""
     if size == 1:
         return [()]
@@ -71,7 +71,7 @@ def _steps(level: int, radices: Sequence[int]) -> list[Step]:
     return steps
 
 
-def _heads(inst: Instance, places: Sequence[int]) -> list[int] | None:
+def heads_of(inst: Instance, places: Sequence[int]) -> list[int] | None:
     """Per place the first place at its NIC, through which all at this NIC may speak; None where none is shared."""
     heads = list(range(len(inst.topology.nodes[0])))
     for nic in inst.topology.nics:

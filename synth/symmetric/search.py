@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -19,6 +19,7 @@ from taccl.profiles.topology import Topology
 from taccl.synth.message_table import MessageTable
 from taccl.synth.symmetric.batch import Appetite, grow_batches
 from taccl.synth.symmetric.digits import digit_routes
+from taccl.synth.symmetric.doubling import doubled
 from taccl.synth.symmetric.expand import expanded, link_lookup, sorted_by_start
 from taccl.synth.symmetric.hops import ChunkOf, RepHop, collected_then_spread, quickest, table, turned
 from taccl.synth.symmetric.hops import priced as jobs
@@ -115,14 +116,24 @@ def _attempts(
     whole = trivial_quotient(task.topology, task.links)
     if not rooted:
         whole = quotient(task.topology, task.links, task.generators)
-    yield from _trees(
-        task, instance(task.topology, task.links, whole, priced), lower_fs, effort, seed, should_stop
+    inst = instance(task.topology, task.links, whole, priced)
+    short = task.batching and effort.most_batches and _batches_pay(priced)
+    if short:
+        yield from _doubled(task, inst)
+    trees = _trees(task, inst, lower_fs, effort, seed, should_stop)
+    batches = (
+        found
+        for smaller in _subgroups(task, whole)
+        for found in _batched(
+            task, instance(task.topology, task.links, smaller, priced), effort, seed, should_stop
+        )
     )
-    if not task.batching or not effort.most_batches or not _batches_pay(priced):
-        return
-    for smaller in _subgroups(task, whole):
-        inst = instance(task.topology, task.links, smaller, priced)
-        yield from _batched(task, inst, effort, seed, should_stop)
+    if not short:
+        yield from trees
+    elif _alpha_dominates(priced):
+        yield from itertools.chain(batches, trees)
+    else:
+        yield from itertools.chain(trees, batches)
 
 
 def _roots(task: Task, inst: Instance) -> tuple[list[int], tuple[tuple[int, ...], ...], ChunkOf]:
@@ -169,6 +180,31 @@ def _trees(
     if solved is not None:
         hops, timing, engine, _ = solved
         yield Found(engine, inst, tuple(hops), timing, names, chunk_of)
+
+
+def _doubled(task: Task, inst: Instance) -> Iterator[Found]:
+    """Rounds of growing distance, each way of writing addresses."""
+    roots, names, chunk_of = _roots(task, inst)
+    hops: list[list[RepHop]] = []
+    if task.collective in ("allgather", "broadcast", "allreduce"):
+        hops = _quickest_of(inst, doubled(inst, roots))
+    if task.collective != "allgather" and task.collective != "broadcast":
+        back = turned_instance(inst)
+        collecting = [turned(found) for found in _quickest_of(back, doubled(back, roots))]
+        if task.collective == "allreduce":
+            hops = [
+                collected_then_spread(inst, roots, into, out)
+                for into, out in zip(collecting, hops, strict=False)
+            ]
+        else:
+            hops = collecting
+    for found in hops:
+        yield Found("batched", inst, tuple(found), quickest(inst, found), names, chunk_of)
+
+
+def _quickest_of(inst: Instance, ways: Iterable[list[RepHop]]) -> list[list[RepHop]]:
+    """The quickest, alone in a list; none of none."""
+    return sorted(ways, key=lambda hops: quickest(inst, hops).time_fs)[:1]
 
 
 def _batched(
@@ -222,6 +258,11 @@ def _batches_pay(priced: Prices) -> bool:
     """Whether for some link company saves more than rounding."""
     transit = priced.chunk_fs
     return bool(((priced.occupancy_fs > 0) & (transit < LONG_CHUNK * priced.occupancy_fs)).any())
+
+
+def _alpha_dominates(priced: Prices) -> bool:
+    """Whether one chunk costs more for being a message than for its bytes, on most links."""
+    return bool(np.median(priced.chunk_fs) <= np.median(priced.occupancy_fs))
 
 
 def pairs_at(task: Task, inst: Instance) -> list[Pair]:
