@@ -245,6 +245,9 @@ def test_smallest_in_orbit(a: list[int], b: list[int]) -> None:
         ("dgx-a100:8", "alltoall", 16, 9.0),
         # Within a node not every pair has a link; over the network one message serves a node.
         ("ndv2:4", "alltoall", 32, 15.0),
+        # Three rounds over each NIC, then the places of a node; one rank speaks for both at a NIC.
+        ("dgx-a100:8", "allgather", 16, 8.9),
+        ("dgx2:5", "reducescatter", 13, 9.4),
         ("ndv2:2", "scatter", 64, 6.0),
         ("ndv2:2", "gather", 64, 6.0),
     ],

@@ -30,7 +30,7 @@ def digit_routes(inst: Instance, pairs: Sequence[Pair]) -> Iterator[list[RepHop]
         place[list(members)] = np.arange(len(members))
     places, node_of = place.tolist(), inst.node_of.tolist()
     own = list(range(len(nodes[0])))
-    all_ways = _Ways(inst)
+    all_ways = Ways(inst)
     for inner, outer in product(radices(len(nodes[0])), radices(len(nodes))):
         ways = [(_steps(0, inner) + _steps(1, outer), own)]
         if inner and outer:
@@ -110,7 +110,7 @@ def _stations(
     return visited
 
 
-class _Ways:
+class Ways:
     """Shortest ways between ranks of one node or of two, looked up again and again."""
 
     def __init__(self, inst: Instance) -> None:
@@ -130,7 +130,8 @@ class _Ways:
             path += part
         return path
 
-    def _links(self, rank: int) -> dict[int, int]:
+    def links(self, rank: int) -> dict[int, int]:
+        """Destination -> link, for what leaves a rank."""
         if rank not in self.out:
             inst = self.inst
             links = inst.out_links[inst.out_first[rank] : inst.out_first[rank + 1]]
@@ -147,7 +148,7 @@ class _Ways:
         queue = deque([src])
         while queue and dst not in came:
             rank = queue.popleft()
-            links = self._links(rank)
+            links = self.links(rank)
             if dst in links:
                 came[dst] = links[dst]
                 break

@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import product
 
-from taccl.synth.symmetric.digits import heads_of, radices
+from taccl.synth.symmetric.digits import Ways, heads_of, radices
 from taccl.synth.symmetric.hops import RepHop
 from taccl.synth.symmetric.instance import Instance
 
-# Offsets (places, nodes) whose messages all carry what was there when the round began; and who sends.
-Round = tuple[list[tuple[int, int]], frozenset[int]]
+# Offsets (places, nodes) whose messages all carry what was there when the round began; the places that send; whether
+# only to the place that speaks for them between nodes.
+Round = tuple[list[tuple[int, int]], frozenset[int], bool]
 
 
 def doubled(inst: Instance, roots: Sequence[int]) -> Iterator[list[RepHop]]:
@@ -35,14 +36,15 @@ def doubled(inst: Instance, roots: Sequence[int]) -> Iterator[list[RepHop]]:
     speakers = frozenset(heads)
     everyone = frozenset(range(sizes[0]))
     mates = sorted({(heads[p] - p) % sizes[0] for p in everyone} - {0})
+    ways = Ways(inst)
     for inner, outer in product(radices(sizes[0]), radices(sizes[1])):
         rounds: list[Round] = []
         if outer:
             # To the rank that speaks for all at its NIC; only those that share one have that far to go.
-            rounds += [([(step, 0)], everyone - speakers) for step in mates]
-            rounds += [(steps, speakers) for steps in _rounds(1, outer, sizes[1])]
-        rounds += [(steps, everyone) for steps in _rounds(0, inner, sizes[0])]
-        hops = _carried(inst, roots, rounds, place_of, heads)
+            rounds += [([(step, 0)], everyone - speakers, True) for step in mates]
+            rounds += [(steps, speakers, False) for steps in _rounds(1, outer, sizes[1])]
+        rounds += [(steps, everyone, False) for steps in _rounds(0, inner, sizes[0])]
+        hops = _carried(inst, ways, roots, rounds, place_of, heads)
         if hops is not None:
             yield hops
 
@@ -57,6 +59,7 @@ def _rounds(level: int, digits: Sequence[int], size: int) -> Iterator[list[tuple
 
 def _carried(
     inst: Instance,
+    ways: Ways,
     roots: Sequence[int],
     rounds: Sequence[Round],
     place_of: Sequence[int],
@@ -64,17 +67,10 @@ def _carried(
 ) -> list[RepHop] | None:
     """What each message of each round carries; None where a link is missing or a rank is left out."""
     nodes, node_of = inst.topology.nodes, inst.node_of.tolist()
-    links: dict[int, dict[int, int]] = {}
-    for rank in range(inst.ranks):
-        out = inst.out_links[inst.out_first[rank] : inst.out_first[rank + 1]]
-        there: dict[int, int] = {}
-        for link, end in zip(out.tolist(), inst.links.dst[out].tolist(), strict=True):
-            there.setdefault(end, link)
-        links[rank] = there
     orbit_of = inst.quotient.link_orbit
     brought = [{root: -1} for root in roots]  # per chunk: rank -> the hop that brought it
     hops: list[RepHop] = []
-    for steps, senders in rounds:
+    for steps, senders, to_heads in rounds:
         before = [list(have.items()) for have in brought]
         for places, shift in steps:
             loads: dict[int, list[tuple[int, int]]] = {}  # link orbit -> what its message carries
@@ -83,16 +79,13 @@ def _carried(
             for chunk, holders in enumerate(before):
                 for rank, came in holders:
                     place = place_of[rank]
-                    if place not in senders or (
-                        not shift
-                        and len(senders) < len(heads)
-                        and heads[place] != (place + places) % len(heads)
-                    ):
+                    onto = (place + places) % len(nodes[0])
+                    if place not in senders or (to_heads and heads[place] != onto):
                         continue
-                    target = nodes[(node_of[rank] + shift) % len(nodes)][(place + places) % len(heads)]
+                    target = nodes[(node_of[rank] + shift) % len(nodes)][onto]
                     if target in brought[chunk] or target == rank:
                         continue
-                    link = links[rank].get(target)
+                    link = ways.links(rank).get(target)
                     if link is None:
                         return None
                     orbit = int(orbit_of[link])
