@@ -52,7 +52,7 @@ bench-run: $(READY)
 bench-growth: $(READY)
 	@python docs/benchmarks_growth.py
 
-# Prints how many of 5 runs gave other files; about forty minutes.
+# Prints how many of 5 runs gave other files; about twenty-five minutes.
 bench-determinism: $(READY)
 	@python docs/benchmarks_determinism.py
 

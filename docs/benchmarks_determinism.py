@@ -32,17 +32,19 @@ def made(case: tuple[str, str, str], workers: int, run: int) -> tuple[str, str]:
     topology, collective, size = case
     digest = hashlib.sha256()
     ended = ""
+    environment = {**os.environ, "PYTHONHASHSEED": str(run + 1)}
     with tempfile.TemporaryDirectory() as folder:
-        for suffix in ("xml", "json"):
-            path = Path(folder) / f"made.{suffix}"
-            command = [
-                sys.executable, "-m", "taccl", "synth", "-t", topology, "-c", collective, "--size", size, "--json",
-                "--time-limit", LIMIT, "--workers", str(workers), "-o", str(path),
-            ]  # fmt: skip
-            environment = {**os.environ, "PYTHONHASHSEED": str(run + 1)}
+        algorithm, program = Path(folder) / "made.json", Path(folder) / "made.xml"
+        synth = [
+            "synth", "-t", topology, "-c", collective, "--size", size, "--time-limit", LIMIT, "--workers", str(workers),
+            "--json", "-o", str(algorithm),
+        ]  # fmt: skip
+        for arguments in (synth, ["convert", str(algorithm), "--to", "msccl-xml", "-o", str(program)]):
+            command = [sys.executable, "-m", "taccl", *arguments]
             done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
-            digest.update(path.read_bytes())
-            ended = json.loads(done.stdout)["ended"]
+            if arguments is synth:
+                ended = json.loads(done.stdout)["ended"]
+        digest.update(algorithm.read_bytes() + program.read_bytes())
     return digest.hexdigest(), ended
 
 

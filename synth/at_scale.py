@@ -27,13 +27,13 @@ from taccl.synth.forest.search import Effort as ForestEffort
 from taccl.synth.forest.search import forests, pays
 from taccl.synth.message_table import MessageTable
 from taccl.synth.places import NAMED, Places
+from taccl.synth.request import SAME, Progress, Request
 from taccl.synth.symmetric.algorithm import SymmetricAlgorithm
 from taccl.synth.symmetric.group import Group, trivial_group
 from taccl.synth.symmetric.quotient import quotient
 from taccl.synth.symmetric.search import COLLECTIVES as QUOTIENT_COLLECTIVES
 from taccl.synth.symmetric.search import Found, Task, search
 from taccl.synth.symmetric.solve import Effort
-from taccl.synth.synthesise import SAME, Progress, Request
 
 # The collectives for which there are symmetric schedules and a judge of millions of messages.
 COLLECTIVES = tuple(name for name in NAMED if name in QUOTIENT_COLLECTIVES)

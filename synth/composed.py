@@ -21,8 +21,8 @@ from taccl.synth.cluster.compose import Composed, compose, composes
 from taccl.synth.collective import build
 from taccl.synth.cost import us
 from taccl.synth.message_table import messages_of
+from taccl.synth.request import SAME, Progress, Request, check_request, pairs_of_request
 from taccl.synth.symmetric.search import Task
-from taccl.synth.synthesise import SAME, Progress, Request, check_request, pairs_of_request
 
 ENGINES = ("auto", "cp-sat")
 # Chunks, each in two or three messages that are objects.

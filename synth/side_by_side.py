@@ -21,7 +21,7 @@ from taccl.synth.schedule import Transfer, as_transfers
 from taccl.synth.search import MOST_MESSAGES, Search
 
 if TYPE_CHECKING:
-    from taccl.synth.synthesise import Request
+    from taccl.synth.request import Request
 
     OwnSeeds = Callable[[Search, Request, list[int], float], dict[int, Candidate]]
 

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from taccl.synth.algorithm import Algorithm
     from taccl.synth.collective import Groups
     from taccl.synth.program import Program
+    from taccl.synth.request import Progress, Request
     from taccl.synth.symmetric.algorithm import SymmetricAlgorithm
-    from taccl.synth.synthesise import Progress, Request
 
 SUFFIXES = (".xml", ".json")
 
@@ -204,7 +204,7 @@ def _request(order: Order, topology: Topology) -> tuple[Request, tuple[str, ...]
     from taccl.groups import read_groups
     from taccl.profiles.yaml_reader import read_text
     from taccl.synth.collective_file import read_collective
-    from taccl.synth.synthesise import Request
+    from taccl.synth.request import Request
 
     custom = None
     groups = read_groups(order.groups, topology.ranks) or ()

@@ -16,7 +16,7 @@ from taccl.produce import Order, Product, produce
 
 if TYPE_CHECKING:
     from taccl.synth.program import Program
-    from taccl.synth.synthesise import Progress
+    from taccl.synth.request import Progress
 
 MOST_SIZES = 64
 # Two programs change over at a size that is known this exactly (relative).

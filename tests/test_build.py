@@ -24,7 +24,8 @@ from taccl.profiles.load import load_topology
 from taccl.profiles.yaml_reader import parse, plain_value
 from taccl.synth.collective_file import read_collective
 from taccl.synth.msccl_xml import read_xml
-from taccl.synth.synthesise import Request, synthesise
+from taccl.synth.request import Request
+from taccl.synth.synthesise import synthesise
 from taccl.synth.verify import is_correct, verify
 
 CLUSTER = """\

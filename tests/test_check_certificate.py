@@ -21,7 +21,8 @@ from taccl.synth.collective import build
 from taccl.synth.cost import us
 from taccl.synth.msccl_xml import write_xml
 from taccl.synth.native import write_native
-from taccl.synth.synthesise import Request, synthesise
+from taccl.synth.request import Request
+from taccl.synth.synthesise import synthesise
 from taccl.synth.verify import verify
 
 RING = load_topology("ring:4")

@@ -29,11 +29,11 @@ from taccl.synth.collective import build
 from taccl.synth.composed import composed_alone, synthesise_composed
 from taccl.synth.message_table import messages_of
 from taccl.synth.places import Places
+from taccl.synth.request import Request
 from taccl.synth.symmetric.expand import batches, link_lookup
 from taccl.synth.symmetric.group import trivial_group
 from taccl.synth.symmetric.prices import prices
 from taccl.synth.symmetric.search import Task
-from taccl.synth.synthesise import Request
 
 NAMED = tuple(name for name in COLLECTIVES if name != "alltoallv")
 

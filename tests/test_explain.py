@@ -25,8 +25,9 @@ from taccl.synth.explain_changes import faster, one_more, quicker
 from taccl.synth.msccl_xml import write_xml
 from taccl.synth.native import write_native
 from taccl.synth.program import Program, RankProgram, Step, Threadblock
+from taccl.synth.request import Request
 from taccl.synth.schedule import Transfer, completion_fs, time_in_order
-from taccl.synth.synthesise import Request, synthesise
+from taccl.synth.synthesise import synthesise
 
 MB = 10**6
 

@@ -34,8 +34,9 @@ from taccl.synth.forest.members import along_ways, ways_between
 from taccl.synth.lower import lower_exact
 from taccl.synth.native import read_schedule, write_native
 from taccl.synth.problem import problem, with_symmetry
+from taccl.synth.request import Request
 from taccl.synth.schedule import as_transfers
-from taccl.synth.synthesise import Request, synthesise
+from taccl.synth.synthesise import synthesise
 from taccl.synth.verify import verify
 
 Groups = tuple[tuple[int, ...], ...]

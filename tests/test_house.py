@@ -16,7 +16,7 @@ from taccl.commands.synth import COLLECTIVES, ENGINES, PROTOCOLS
 from taccl.errors import TacclError
 from taccl.synth.collective import NAMES
 from taccl.synth.program import PROTOCOLS as PROGRAM_PROTOCOLS
-from taccl.synth.synthesise import ENGINES as SYNTHESIS_ENGINES
+from taccl.synth.request import ENGINES as SYNTHESIS_ENGINES
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -18,7 +18,8 @@ from taccl.sketches.sketch_file import read_sketch
 from taccl.sketches.suggest import suggest_sketch
 from taccl.sketches.symmetry import closure
 from taccl.synth.collective import NAMES
-from taccl.synth.synthesise import Request, synthesise
+from taccl.synth.request import Request
+from taccl.synth.synthesise import synthesise
 
 GOLDEN = Path(__file__).parent / "golden"
 SIZES = [None, 1, 1000, 10**6 + 1, 2**30]

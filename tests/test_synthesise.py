@@ -23,8 +23,9 @@ from taccl.synth.collective import Chunk, Collective, build
 from taccl.synth.cost import costs, us
 from taccl.synth.engines import BASELINES, Inapplicable
 from taccl.synth.lower import lower_exact
+from taccl.synth.request import Request
 from taccl.synth.search import Search
-from taccl.synth.synthesise import Request, synthesise
+from taccl.synth.synthesise import synthesise
 from taccl.synth.verify import is_correct, verify
 
 COLLECTIVES = (

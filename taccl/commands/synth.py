@@ -14,7 +14,7 @@ from taccl.errors import UsageError
 
 if TYPE_CHECKING:
     from taccl.produce import Product
-    from taccl.synth.synthesise import Progress
+    from taccl.synth.request import Progress
 
 COLLECTIVES = (
     "allgather", "alltoall", "alltoallv", "reducescatter", "allreduce", "broadcast", "reduce", "gather",

@@ -14,7 +14,7 @@ from taccl.errors import UsageError
 
 if TYPE_CHECKING:
     from taccl.produce import Order
-    from taccl.synth.synthesise import Progress
+    from taccl.synth.request import Progress
 
 
 def run_sweep(

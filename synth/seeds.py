@@ -1,0 +1,159 @@
+"""Structured seeds of a search: forests, baselines, greedy trees, and the allreduces and groups built of them."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import replace
+
+from taccl.synth.candidates import Candidate
+from taccl.synth.engines import BASELINES, Inapplicable
+from taccl.synth.engines.exchange import exchanging_allreduce
+from taccl.synth.engines.rooted import rooted_allreduce
+from taccl.synth.request import Request, builder, generators, pairs_of_request
+from taccl.synth.schedule import as_transfers
+from taccl.synth.search import MOST_MESSAGES, Search
+from taccl.synth.side_by_side import side_by_side
+from taccl.synth.symmetric.search import COLLECTIVES
+
+# Baselines whose routes depend on the number of chunks, so that a finer cut is not a cut of the same routes.
+BY_ROUNDS = ("circulant",)
+# Of the seeds' share, for baselines; greedy trees and quotients come after them.
+BASELINES_SHARE = 0.5
+# Of an allreduce's limit, for the seeds of each of its halves on their own.
+HALF_SHARE = 0.15
+# Schedules are composed of nodes from so many ranks on; fewer are searched as a whole.
+LEAST_COMPOSED = 17
+
+
+def seeds(search: Search, request: Request, ladder: list[int]) -> None:
+    """Offer every seed of a request at every chunking of the ladder."""
+    grouped = bool(request.groups) and request.engine in ("auto", "cp-sat")
+    if grouped:
+        # Trees for all groups together gain most where there is much to share; looks at each group come after them.
+        _forest(search, request, ladder)
+        if search.best is None or not search.finished():
+            side_by_side(search, request, ladder, _own_seeds)
+    _seeds(search, request, ladder, forest=not grouped)
+
+
+def _forest(search: Search, request: Request, ladder: list[int]) -> None:
+    if len(ladder) > 1 - search.fixed_partition:
+        fixed = ladder[0] if search.fixed_partition else None
+        search.forest(request.collective, request.root, pairs_of_request(request), fixed)
+
+
+def _seeds(search: Search, request: Request, ladder: list[int], forest: bool = True) -> None:
+    """Forests, baselines and greedy trees at every chunking; the best are cut finer as long as that pays."""
+    names = [request.engine] if request.engine in BASELINES else list(BASELINES)
+    if request.engine in ("auto", "cp-sat"):
+        if request.collective == "allreduce" and (search.best is None or not search.finished()):
+            _joined(search, request, ladder)
+        if forest:
+            _forest(search, request, ladder)
+    if request.engine != "greedy":
+        _baselines(search, request, names, ladder)
+    _composed(search, request, ladder)
+    for partition in ladder if request.engine in ("auto", "cp-sat", "greedy") else ():
+        if search.seeds_spent() or (search.best is not None and search.finished()):
+            break
+        p = search.problem(partition)
+        if request.collective in COLLECTIVES:
+            search.quotient(request.collective, p, request.root, pairs_of_request(request))
+        search.greedy(p, 8)
+        if request.collective == "allreduce" and partition == ladder[0] and not request.groups:
+            for transfers in rooted_allreduce(
+                request.topology, p.collective, request.size_bytes, request.restrictions, 2, request.seed
+            ):
+                search.offer("greedy", p, transfers)
+            for transfers in exchanging_allreduce(
+                request.topology, p.collective, request.size_bytes, request.restrictions, request.seed
+            ):
+                search.offer("greedy", p, transfers)
+    ranked = sorted(search.best_of.values(), key=lambda c: (c.time_fs, c.collective.partition))
+    for candidate in ranked[:3]:
+        if not search.finished():
+            search.pipeline(candidate, candidate.engine)
+
+
+def _own_seeds(search: Search, request: Request, ladder: list[int], share: float) -> dict[int, Candidate]:
+    """The best of each chunking that the seeds of another request find within a share of a search's limit."""
+    own = replace(
+        search,
+        topology=request.topology,
+        build=builder(request),
+        restrictions=request.restrictions,
+        generators=generators(request),
+        lower_fs=0,
+        budget_s=search.budget_s * share,
+        # By the clock they may take longer than by what they count, so that a busy machine does not cut them short.
+        limit_s=search.left_s() / 2,
+        began=time.monotonic(),
+        report=lambda stage, best_fs: None,
+        best=None,
+        best_of={},
+        of_engine={},
+        bounds={},
+        timed=0,
+    )
+    _seeds(own, request, ladder)
+    return own.best_of
+
+
+def _composed(search: Search, request: Request, ladder: list[int]) -> None:
+    """Schedules composed of nodes, where there are enough ranks for that to be worth a look."""
+    wanted = request.engine in ("auto", "cp-sat") and not request.groups
+    for partition in ladder if wanted and request.topology.ranks >= LEAST_COMPOSED else ():
+        if search.best is None or not search.finished():
+            search.composed(request.collective, search.problem(partition), pairs_of_request(request))
+
+
+def _baselines(search: Search, request: Request, names: list[str], ladder: list[int]) -> None:
+    """Each baseline at every chunking, and its best three cut finer: what it would get if it were asked for alone."""
+    found: dict[str, list[Candidate]] = {name: [] for name in names}
+    finer = [] if search.fixed_partition or len(ladder) == 1 else _rounds_of(search, request)
+    for partition in [*ladder, *finer]:
+        p = search.problem(partition)
+        for name in names if partition in ladder else [n for n in names if n in BY_ROUNDS]:
+            # However short the limit: an answer is never slower than a baseline of so many chunks.
+            spent = search.seeds_spent(BASELINES_SHARE) or search.left_s() <= 0
+            if search.should_stop() or search.reached() or (spent and search.best and partition != ladder[0]):
+                return
+            try:
+                transfers = BASELINES[name](request.topology, p.collective)
+            except Inapplicable:
+                continue
+            candidate = search.offer(name, p, transfers)
+            if candidate is not None:
+                found[name].append(candidate)
+    for name in names:
+        for candidate in sorted(found[name], key=lambda c: (c.time_fs, c.collective.partition))[:3]:
+            if not (search.seeds_spent(BASELINES_SHARE) or search.finished()):
+                search.pipeline(candidate, name)
+
+
+def _rounds_of(search: Search, request: Request) -> list[int]:
+    """Chunks a block that suit k - 1 + log2 n rounds of one chunk each: where another round's alpha is worth it."""
+    p = search.problem(1)
+    alpha = max(1, min(p.costs.occupancy_fs, default=1))
+    ranks = p.collective.group_ranks
+    depth = max(1, (ranks - 1).bit_length() - 1)
+    best = math.isqrt(depth * max(p.costs.chunk_fs, default=0) // alpha)
+    most = MOST_MESSAGES // max(1, len(p.collective.teams) * (ranks - 1))
+    return sorted(
+        {k for k in (best // 2, best * 3 // 4, best, best * 3 // 2) if 1 < k <= most}
+        | {min(best, most)} - {0}
+    )
+
+
+def _joined(search: Search, request: Request, ladder: list[int]) -> None:
+    """An allreduce as a reduce-scatter and an allgather, each the best that its own seeds find at a chunking."""
+    halves = [
+        _own_seeds(search, replace(request, collective=name), ladder, HALF_SHARE)
+        for name in ("reducescatter", "allgather")
+    ]
+    for partition in ladder:
+        found = [half.get(partition) for half in halves]
+        if all(found):
+            transfers = [t for candidate in found if candidate for t in as_transfers(candidate.messages)]
+            search.offer("joined", search.problem(partition), transfers)
