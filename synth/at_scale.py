@@ -47,7 +47,7 @@ MOST_PAIRS = 1 << 24
 # Up to so many ranks trees of the fluid optimum are packed: their program looks at all pairs of ranks again and again.
 MOST_FOREST_RANKS = 256
 # Of a schedule that is packed so; its representatives are what takes time.
-MOST_MESSAGES = {True: 1 << 19, False: 1 << 15}  # every rank sends, one does
+MOST_MESSAGES = {True: 1 << 19, False: 1 << 16}  # every rank sends, one does
 # With more representatives than this the quotient is hardly smaller than the machine: schedules are composed of nodes.
 MOST_REPRESENTATIVES = 32
 # With so many on a machine of so many ranks both are tried.

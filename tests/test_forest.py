@@ -21,6 +21,7 @@ from taccl.synth.collective import Collective, build
 from taccl.synth.forest.arborescence import cheapest, shallow
 from taccl.synth.forest.fluid import Side, fluid_optima
 from taccl.synth.forest.path import cheapest_paths, nodes_of
+from taccl.synth.forest.rails import rails
 from taccl.synth.forest.rounding import evened, whole_chunks
 from taccl.synth.forest.search import COLLECTIVES, Effort, forests, grid, hung_on_the_root
 from taccl.synth.message_table import messages_of
@@ -289,3 +290,40 @@ def test_trees_of_an_allgather_hung_on_one_root_span(name: str, root: int) -> No
                     assert (before[node], node) in ends
                     node, steps = before[node], steps + 1
                     assert steps < topology.ranks
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(1, 4), st.integers(1, 5), st.data())
+def test_rails_span_the_cluster(nodes: int, size: int, data: st.DataObject) -> None:
+    n = nodes * size
+    root = data.draw(st.integers(0, n - 1))
+    cost = np.full((n, n), np.inf)
+    for u, v in itertools.permutations(range(n), 2):
+        if u // size == v // size or u % size == v % size or data.draw(st.booleans()):
+            cost[u, v] = data.draw(st.integers(1, 3)) + 10 * (u // size != v // size)
+    members = tuple(tuple(range(v * size, (v + 1) * size)) for v in range(nodes))
+    topology = Topology("rails", members, ())
+    found = rails(topology, cost, root)
+    if nodes == 1:
+        assert not found
+    crossing = []
+    for trees in found:
+        assert len(trees) == size
+        for parents in trees:
+            tops = np.array([parents.get(rank, -1) for rank in range(n)])
+            assert np.isfinite(paid(cost, tops, root))
+            crossing.append(sum(u // size != v // size for v, u in parents.items()))
+    # Every node is entered once, whatever is cheap inside.
+    assert set(crossing) <= {nodes - 1}
+
+
+def test_rails_need_links_between_equal_places() -> None:
+    members = ((0, 1), (2, 3))
+    cost = np.full((4, 4), np.inf)
+    cost[0, 1] = cost[1, 0] = cost[2, 3] = cost[3, 2] = 1.0
+    cost[0, 2] = 5.0  # one rail only
+    assert rails(Topology("one rail", members, ()), cost, 0) == []
+    cost[1, 3] = 5.0
+    chains, stars = rails(Topology("two rails", members, ()), cost, 0)
+    assert chains == stars == [{1: 0, 2: 0, 3: 2}, {1: 0, 3: 1, 2: 3}]
+    assert rails(Topology("unequal", ((0, 1, 2), (3,)), ()), cost, 0) == []

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from taccl.synth.forest.fluid import PATIENCE, Floats, Forest, Side, evenly, fluid_optima
 from taccl.synth.forest.pipeline import piped
+from taccl.synth.forest.rails import rails
 from taccl.synth.forest.rerooted import rerooted
 from taccl.synth.forest.rounding import evened, whole_chunks
 from taccl.synth.symmetric.hops import ChunkOf
@@ -121,11 +122,24 @@ def _forests(
         depths = [depth for depth in depths if depth <= most_links]
     # The fullest resources of groups apart are equally full: the time falls only once all of them have better trees.
     patience = 2 * (PATIENCE + len(sides)) if task.teams else PATIENCE
-    optima = fluid_optima(sides, weights, len(names), free, holds, depths, seed, should_stop, hung, patience)
-    best_fs: int | None = None
     evens = [evenly(sides[0], images, holds) for images in first if most >= 0 and len(images) <= cuts[-1]]
     evens.sort(key=lambda forest: -forest.time)
-    for forest in [*_different(optima), *_different(evens)]:
+
+    def candidates() -> Iterator[Forest]:
+        # The linear program of a large machine takes longer than people wait for a first answer.
+        if block.ranks > FEW_RANKS:
+            yield from _different(evens)
+        if not should_stop():
+            yield from _different(
+                fluid_optima(
+                    sides, weights, len(names), free, holds, depths, seed, should_stop, hung, patience
+                )
+            )
+        if block.ranks <= FEW_RANKS:
+            yield from _different(evens)
+
+    best_fs: int | None = None
+    for forest in candidates():
         plans = [(forest, cuts)]
         if forest in evens:
             plans = [(forest, grid(len(forest.trees), cuts[-1]))]
@@ -147,22 +161,26 @@ def _forests(
 def hung_on_the_root(
     task: Task, block: Instance, cuts: Sequence[int], seed: int, should_stop: Callable[[], bool]
 ) -> list[list[dict[int, int]]]:
-    """The trees of the collective in which every rank is a root, hung on the task's root, with their images."""
+    """Sets of trees for a rooted collective: rails from node to node, and the trees of the collective in which every
+    rank is a root, hung on the task's root, with their images."""
+    cost = np.full((block.ranks, block.ranks), np.inf)
+    grown = _sides(task, block, None)[1][0].inst
+    np.minimum.at(
+        cost, (grown.links.src, grown.links.dst), np.array(grown.lane_transit_fs, float)[grown.lane]
+    )
+    found: list[list[dict[int, int]]] = rails(task.topology, cost, task.root)
     symmetry = quotient(task.topology, task.links, task.generators)
     if symmetry.group.order == 1:
-        return []
+        return found
     every = replace(task, collective=SAME_TREES[task.collective])
     alike = instance(task.topology, task.links, symmetry, block.prices)
     names, sides = _sides(every, alike, None)
     holds = _holds(alike, _nominal(alike, cuts))
     weights = [1] * len(names)
     optima = fluid_optima(sides, weights, len(names), False, holds, _depths(alike.ranks), seed, should_stop)
-    cost = np.full((block.ranks, block.ranks), np.inf)
-    links = sides[0].inst.links
-    np.minimum.at(cost, (links.src, links.dst), np.array(alike.lane_transit_fs, float)[alike.lane])
     trees = [tree for forest in optima for tree in forest.trees]
     hung = [rerooted([tree], sides, symmetry.group, cost, task.root) for tree in trees]
-    return [images for images in hung if images]
+    return [*found, *(images for images in hung if images)]
 
 
 def _climb(
