@@ -10,10 +10,8 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
-from importlib.metadata import version
 from itertools import chain
 
-from taccl import __version__
 from taccl.errors import CheckFailed, Infeasible, Interrupted, UsageError
 from taccl.profiles.link_table import link_table
 from taccl.synth.algorithm import Certificate
@@ -27,7 +25,7 @@ from taccl.synth.forest.search import Effort as ForestEffort
 from taccl.synth.forest.search import forests, pays
 from taccl.synth.message_table import MessageTable
 from taccl.synth.places import NAMED, Places
-from taccl.synth.request import SAME, Progress, Request
+from taccl.synth.request import SAME, Progress, Request, provenance
 from taccl.synth.symmetric.algorithm import SymmetricAlgorithm
 from taccl.synth.symmetric.group import Group, trivial_group
 from taccl.synth.symmetric.quotient import quotient
@@ -255,14 +253,5 @@ def _made(request: Request, partition: int, found: _Answer, free: Bound, bound: 
         certificate=Certificate(us(free.time_fs), free.name, us(within_fs), status, proved_by),
         engine=found.engine,
         root=request.root,
-        provenance={
-            "taccl": __version__,
-            "ortools": version("ortools"),
-            "seed": request.seed,
-            "time_limit_s": request.time_limit_s,
-            "target_gap": request.target_gap,
-            "engine_asked": request.engine,
-            "sketch": request.restrictions.sketch_name,
-            "batching": request.batching,
-        },
+        provenance=provenance(request),
     )

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from importlib.metadata import version
 
-from taccl import __version__
 from taccl.errors import CheckFailed, Infeasible, Interrupted, UsageError
 from taccl.profiles.link_table import link_table
 from taccl.synth.algorithm import Algorithm, Certificate
@@ -21,7 +19,7 @@ from taccl.synth.cluster.compose import Composed, compose, composes
 from taccl.synth.collective import build
 from taccl.synth.cost import us
 from taccl.synth.message_table import messages_of
-from taccl.synth.request import SAME, Progress, Request, check_request, pairs_of_request
+from taccl.synth.request import SAME, Progress, Request, check_request, pairs_of_request, provenance
 from taccl.synth.symmetric.search import Task
 
 ENGINES = ("auto", "cp-sat")
@@ -112,16 +110,7 @@ def synthesise_composed(
         time_fs=best.time_fs,
         certificate=Certificate(us(free.time_fs), free.name, us(within_fs), status, proved_by),
         engine=best.engine,
-        provenance={
-            "taccl": __version__,
-            "ortools": version("ortools"),
-            "seed": request.seed,
-            "time_limit_s": request.time_limit_s,
-            "target_gap": request.target_gap,
-            "engine_asked": request.engine,
-            "sketch": request.restrictions.sketch_name,
-            "batching": request.batching,
-        },
+        provenance=provenance(request),
     )
     wrong = check_algorithm(algorithm, request.topology)
     if wrong:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from fractions import Fraction
+from importlib.metadata import version
 
+from taccl import __version__
 from taccl.errors import UsageError
 from taccl.profiles.topology import Topology
 from taccl.sketches.restrictions import Permutation, Restrictions
@@ -177,3 +179,17 @@ def pairs_of_request(request: Request) -> Pairs:
         blocks = {(s, d): request.demand[s][d] for s in range(n) for d in range(n) if request.demand[s][d]}
         return Pairs(tuple(blocks), tuple(blocks.values()))
     return Pairs(request.pairs or tuple((rank, (rank + 1) % n) for rank in range(n)))
+
+
+def provenance(request: Request) -> dict[str, object]:
+    """What an algorithm says of how it was made: the versions and options that decide the answer."""
+    return {
+        "taccl": __version__,
+        "ortools": version("ortools"),
+        "seed": request.seed,
+        "time_limit_s": request.time_limit_s,
+        "target_gap": request.target_gap,
+        "engine_asked": request.engine,
+        "sketch": request.restrictions.sketch_name,
+        "batching": request.batching,
+    }

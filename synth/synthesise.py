@@ -11,9 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from importlib.metadata import version
 
-from taccl import __version__
 from taccl.errors import CheckFailed, Infeasible, Interrupted, NoSolutionInTime
 from taccl.synth.algorithm import Algorithm, Certificate
 from taccl.synth.bounds import granular_bound, lower_bound
@@ -32,6 +30,7 @@ from taccl.synth.request import (
     check_request,
     generators,
     ladder_of,
+    provenance,
 )
 from taccl.synth.search import Search
 from taccl.synth.seeds import seeds
@@ -121,17 +120,7 @@ def synthesise(
     return replace(
         found,
         certificate=_certificate(search, best, lower_fs, bound_by, whole.time_fs),
-        provenance={
-            "taccl": __version__,
-            "ortools": version("ortools"),
-            "seed": request.seed,
-            "workers": request.workers,
-            "time_limit_s": request.time_limit_s,
-            "target_gap": request.target_gap,
-            "engine_asked": request.engine,
-            "sketch": request.restrictions.sketch_name,
-            "batching": request.batching,
-        },
+        provenance={**provenance(request), "workers": request.workers},
     )
 
 
