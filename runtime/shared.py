@@ -80,12 +80,11 @@ class SharedMemory:
         size = -(-nbytes // PAGE_BYTES) * PAGE_BYTES
         try:
             fd = os.memfd_create(_name(token))
-            try:
+            with contextlib.ExitStack() as undo:
+                undo.callback(os.close, fd)
                 os.ftruncate(fd, size)
                 raw = np.frombuffer(_advised(mmap.mmap(fd, size)), np.uint8)
-            except BaseException:
-                os.close(fd)
-                raise
+                undo.pop_all()
         except OSError as error:
             raise EnvironmentProblem(f"no shared memory of {size} bytes: {error.strerror}") from error
         first = raw.__array_interface__["data"][0]

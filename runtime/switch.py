@@ -6,12 +6,12 @@ reads the sender's memory, and the send is done only when it has, as in shared m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from taccl.runtime.transport import Message, no_offer
+from taccl.runtime.transport import Message, Plain
 
 Key = tuple[int, int, int]  # source, destination, tag
 
@@ -51,12 +51,11 @@ class LocalSwitch:
             source.finished = True
 
 
-class LocalTransport:
+class LocalTransport(Plain):
     """One rank's end of a `LocalSwitch`."""
 
     name = "local"
     idle = None
-    flush: Callable[[], None] | None = None
 
     def __init__(self, switch: LocalSwitch, rank: int) -> None:
         self._switch, self._rank = switch, rank
@@ -77,19 +76,5 @@ class LocalTransport:
 
         return Message(self, end, end.start, source.array, release)
 
-    offer = staticmethod(no_offer)
-
-    def connect(self, offers: np.ndarray[Any, Any]) -> None:
-        """The switch knows all ranks."""
-
-    def begin(self) -> str:
-        return ""
-
-    def end(self) -> None:
-        """Nothing to do."""
-
     def poll(self, tokens: list[Any]) -> Sequence[int] | None:
         return [place for place, end in enumerate(tokens) if end is not None and end.finished]
-
-    def close(self) -> None:
-        """Nothing to do."""

@@ -73,6 +73,24 @@ class Transport(Protocol):
         """Give up what the transport holds; its messages are freed before."""
 
 
-def no_offer() -> np.ndarray[Any, Any]:
-    """The offer of a transport whose ranks need to know nothing of each other."""
-    return np.zeros(OFFER_WORDS, np.int64)
+class Plain:
+    """What a transport inherits whose ranks need to know nothing of each other and whose runs leave nothing behind."""
+
+    flush: Callable[[], None] | None = None
+
+    def offer(self) -> np.ndarray[Any, Any]:
+        """Zeros."""
+        return np.zeros(OFFER_WORDS, np.int64)
+
+    def connect(self, offers: np.ndarray[Any, Any]) -> None:
+        """Messages are matched by rank and tag."""
+
+    def begin(self) -> str:
+        """A run can always begin."""
+        return ""
+
+    def end(self) -> None:
+        """Nothing to do."""
+
+    def close(self) -> None:
+        """Nothing to give up."""

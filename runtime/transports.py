@@ -12,13 +12,13 @@ import numpy as np
 
 from taccl.errors import EnvironmentProblem
 from taccl.runtime.gpu import Cuda
-from taccl.runtime.transport import Message, no_offer
+from taccl.runtime.transport import Message, Plain
 
 LARGE_BYTES = 2**31 - 1  # above this, counts do not fit the calls of MPI before version 4
 FIRST = (0,)
 
 
-class MpiTransport:
+class MpiTransport(Plain):
     """Persistent MPI requests on host arrays, or on device arrays when the library takes them."""
 
     name = "mpi"
@@ -68,17 +68,6 @@ class MpiTransport:
     def recv(self, array: Any, peer: int, tag: int) -> Message:
         return self._message(self._comm.Recv_init(self._data(array, tag), peer, tag))
 
-    offer = staticmethod(no_offer)
-
-    def connect(self, offers: np.ndarray[Any, Any]) -> None:
-        """MPI matches messages by rank and tag."""
-
-    def begin(self) -> str:
-        return ""
-
-    def end(self) -> None:
-        """Persistent requests need nothing."""
-
     def poll(self, tokens: list[Any]) -> Sequence[int] | None:
         if len(tokens) == 1:
             return FIRST if tokens[0] is not self.idle and tokens[0].Test() else None
@@ -92,7 +81,7 @@ class MpiTransport:
             self._chunk_type = None
 
 
-class StagedTransport:
+class StagedTransport(Plain):
     """Device arrays over an MPI that takes host memory only: each message has a pinned host buffer."""
 
     name = "staged-mpi"
@@ -119,17 +108,6 @@ class StagedTransport:
         cuda, host = self._cuda, self._cuda.pinned(array.nbytes)
         inner = self._inner.recv(host, peer, tag)
         return Message(self, (inner.token, lambda: cuda.upload(array, host)), inner.start, free=inner.free)
-
-    offer = staticmethod(no_offer)
-
-    def connect(self, offers: np.ndarray[Any, Any]) -> None:
-        """MPI matches messages by rank and tag."""
-
-    def begin(self) -> str:
-        return ""
-
-    def end(self) -> None:
-        """Persistent requests need nothing."""
 
     def poll(self, tokens: list[Any]) -> Sequence[int] | None:
         idle = self._inner.idle
