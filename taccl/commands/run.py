@@ -4,29 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import sys
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from taccl.commands.completion import files, topologies
 from taccl.commands.options import Quantity
-from taccl.errors import Diagnostic, EnvironmentProblem, InvalidInput, UsageError
+from taccl.commands.run_prepare import predictor, prepare, with_transport
+from taccl.commands.run_report import document, preamble, say_devices, write
 from taccl.program_file import collective_options
-from taccl.streams import check_stdout
 
 if TYPE_CHECKING:
-    from taccl.profiles.topology import Topology
-    from taccl.runtime.bench import Loaded, Row, Settings
-    from taccl.runtime.job import Job, Neighbours
-    from taccl.synth.collective import Collective
-    from taccl.synth.program import Program
+    from taccl.runtime.bench import Row
+    from taccl.runtime.job import Job
 
 TRANSPORTS = ("auto", "shm", "mpi", "mpi-cuda", "staged-mpi")
 DEADLINE_S = 30.0  # default; see bench.patience_s
-MAX_ROWS = 100_000  # sizes of one run
 UNITS = {
     "": 1, "B": 1,
     "K": 2**10, "M": 2**20, "G": 2**30, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30,
@@ -197,24 +191,24 @@ def _run(job: Job, options: dict[str, Any]) -> bool:
     from taccl.runtime.job import fingerprint
 
     loaded, against, settings, topology = job.together(
-        "the reading of the file", lambda: _prepare(job, options)
+        "the reading of the file", lambda: prepare(job, options)
     )
     program, collective = loaded.program, loaded.collective
     # Some options decide whether ranks meet again to speak in turn or to write.
     rival = None if against is None else fingerprint(against.program, (against.collective,))
     facts = (settings, collective, options["verbose"], options["json_path"] is not None, rival)
     job.agree_on(fingerprint(program, facts), "program, or has other options,")
-    settings, neighbours = _with_transport(job, settings)
-    predict = job.together("the prediction of times", lambda: _predictor(topology, program, collective))
-    _say_devices(job, settings, neighbours, options["verbose"])
+    settings, neighbours = with_transport(job, settings)
+    predict = job.together("the prediction of times", lambda: predictor(topology, program, collective))
+    say_devices(job, settings, neighbours, options["verbose"])
     out = sys.stderr if options["json_path"] == "-" else sys.stdout
     first = job.rank == 0
     name, ranks = collective.name, collective.group_ranks
     if first:
         beside = None if not settings.reference else "MPI" if against is None else ""
         other = None if against is None else against.program
-        preamble = _preamble(job, program, collective, settings, neighbours, other)
-        for text in [*preamble, *table.header(beside, bool(predict))]:
+        lines = preamble(job, program, collective, settings, neighbours, other)
+        for text in [*lines, *table.header(beside, bool(predict))]:
             print(text, file=out, flush=True)
     rows: list[tuple[Row, float | None]] = []
     for row in measure(job, loaded, settings, neighbours.sharing[job.rank], against):
@@ -230,335 +224,10 @@ def _run(job: Job, options: dict[str, Any]) -> bool:
         print(f"# Out of bounds values : {bad} {'OK' if bad == 0 else 'FAILED'}", file=out)
         print(f"# Avg bus bandwidth    : {average:.6g}", file=out, flush=True)
     if options["json_path"] is not None:
-        document = (
-            _document(job, program, collective, settings, neighbours, options, rows, bad, average)
+        made = (
+            document(job, program, collective, settings, neighbours, options, rows, bad, average)
             if first
             else {}
         )
-        job.together("the writing of the JSON", lambda: _write(job, options["json_path"], document))
+        job.together("the writing of the JSON", lambda: write(job, options["json_path"], made))
     return bad > 0
-
-
-def _prepare(job: Job, options: dict[str, Any]) -> tuple[Loaded, Loaded | None, Settings, Topology | None]:
-    """Everything that can be wrong with the options or the files, on every rank alike."""
-    from pathlib import Path
-
-    from taccl.profiles.load import load_topology
-    from taccl.runtime import gpu
-    from taccl.runtime.bench import Settings
-    from taccl.runtime.dtypes import select_dtypes, select_ops
-
-    sizes = _sizes(options)
-    dtypes = tuple(select_dtypes(options["dtype"]))
-    try:
-        topology = None if options["topology"] is None else load_topology(options["topology"])
-        loaded, its_topology = _load(job, options["file"], options)
-        against = None if options["against"] is None else _load(job, options["against"], options)[0]
-    except OSError as error:
-        place = str(error.filename or options["file"])
-        raise InvalidInput([Diagnostic(place, 0, 0, "R100", error.strerror or str(error))]) from error
-    program, collective = loaded.program, loaded.collective
-    ops = tuple(select_ops(options["op"] or program.reduce_op or "sum")) if collective.combining else ()
-    if options["op"] is not None and not collective.combining:
-        select_ops(options["op"])
-        raise UsageError(
-            f"--op {options['op']}: {collective.name} copies data and reduces nothing; leave it out"
-        )
-    if against is not None:
-        _check_against(options, loaded, against)
-    if options["json_path"] not in (None, "-") and not Path(options["json_path"]).resolve().parent.is_dir():
-        raise UsageError(f"--json {options['json_path']}: its directory does not exist")
-    if options["json_path"] == "-" and job.rank == 0:
-        check_stdout()
-    device = gpu.choose(options["device"])
-    if device == "cuda":
-        gpu.select(job.board.node_slot)
-    settings = Settings(
-        sizes_bytes=sizes, dtypes=dtypes, ops=ops, modes=_modes(options, loaded),
-        iterations=options["iters"], warmup=options["warmup"], checks=options["checks"], device=device,
-        transport=_transport(options["transport"], device, options["buffers"]), buffers=options["buffers"],
-        accumulate=options["accumulate"], reference=options["reference"], deadline_s=options["deadline"],
-    )  # fmt: skip
-    return loaded, against, settings, topology or its_topology
-
-
-def _load(job: Job, file: str, options: dict[str, Any]) -> tuple[Loaded, Topology | None]:
-    """The program of a file, and the topology that it brings."""
-    from taccl.program_file import open_program
-    from taccl.runtime.bench import Loaded
-    from taccl.runtime.semantics import check_buffers, collective_of
-    from taccl.runtime.trace import trace
-
-    opened = open_program(file, options)
-    program, collective = opened.program, opened.collective
-    if job.ranks != program.ranks:
-        raise UsageError(
-            f"{file} is a program for {program.ranks} ranks and this job has {job.ranks}; start "
-            f"it with: mpiexec -n {program.ranks} taccl run {file}"
-        )
-    _check_root(file, program)
-    order = trace(program)
-    if collective is None:
-        collective = collective_of(program, order)
-    else:
-        check_buffers(program, collective)
-    apart = all(pair is None for pair in collective.inplace)
-    claimed = {"out_of_place": program.outofplace, "in_place": program.inplace and not apart}
-    modes = tuple(mode for mode in claimed if claimed[mode])
-    return Loaded(program, collective, order, modes), opened.topology
-
-
-def _check_against(options: dict[str, Any], loaded: Loaded, against: Loaded) -> None:
-    """Raise UsageError when two programs do not do the same."""
-    mine, its = loaded.collective, against.collective
-    if (mine.name, mine.root, mine.groups) != (its.name, its.root, its.groups):
-        raise UsageError(
-            f"--against {options['against']} is a {its.name} of root {its.root}, and {options['file']} a "
-            f"{mine.name} of root {mine.root}; they must do the same"
-        )
-    if not options["reference"]:
-        raise UsageError("--against times another program, and --no-reference says not to")
-
-
-def _check_root(file: str, program: Program) -> None:
-    """Raise UsageError for a program that does its collective for another root than the one that is asked for."""
-    from dataclasses import replace
-
-    from taccl.synth.collective import ROOTED
-    from taccl.synth.verify import verify
-
-    def achieved(root: int) -> bool:
-        # Of the findings, those on what buffers hold (V4xx) depend on the root.
-        found = verify(replace(program, root=root))
-        return not any(f.code.startswith("V4") and f.severity == "error" for f in found)
-
-    if program.collective not in ROOTED or achieved(program.root):
-        return
-    for root in range(program.ranks):
-        if root != program.root and achieved(root):
-            raise UsageError(
-                f"{file} is a {program.collective} of root {root}, not {program.root}: give --root {root}"
-            )
-
-
-def _sizes(options: dict[str, Any]) -> tuple[int, ...]:
-    least, most, by = options["min_bytes"], options["max_bytes"], options["step_bytes"]
-    if least > most:
-        raise UsageError(f"-b {least} is larger than -e {most}")
-    if least < 1 or (by is not None and by < 1):
-        raise UsageError("sizes and steps must be at least one byte")
-    if by is not None and (most - least) // by >= MAX_ROWS:
-        raise UsageError(f"-i {by} makes more than {MAX_ROWS} sizes")
-    sizes, size = [], least
-    while size <= most:
-        sizes.append(size)
-        size = size + by if by is not None else size * options["step_factor"]
-    return tuple(sizes)
-
-
-def _modes(options: dict[str, Any], loaded: Loaded) -> tuple[str, ...]:
-    asked = {"out_of_place": options["outofplace"], "in_place": options["inplace"]}
-    for mode in asked:
-        if asked[mode] and mode not in loaded.modes:
-            raise UsageError(f"{options['file']} does not claim to work {mode.replace('_', ' ')}")
-    chosen = [mode for mode in loaded.modes if asked[mode] or not any(asked.values())]
-    if not chosen:
-        raise UsageError(f"{options['file']} claims neither a usable in-place nor an out-of-place mode")
-    return tuple(chosen)
-
-
-def _transport(asked: str, device: str, buffers: str) -> str:
-    if buffers == "shared" and (device != "host" or asked == "mpi"):
-        raise UsageError("--buffers shared is host memory of the transport shm")
-    if device == "host":
-        if asked in ("mpi-cuda", "staged-mpi"):
-            raise UsageError(f"--transport {asked} moves device memory; give --device cuda")
-        return asked
-    if asked in ("mpi", "shm"):
-        raise UsageError(
-            f"--transport {asked} moves host memory; with --device cuda give mpi-cuda or staged-mpi"
-        )
-    return asked
-
-
-def _with_transport(job: Job, settings: Settings) -> tuple[Settings, Neighbours]:
-    """Resolve `auto`: on the host shared memory where ranks have it; on a device rank 0 tries whether MPI takes its
-    memory, in child processes, because it may crash."""
-    import dataclasses
-
-    import numpy as np
-
-    from taccl.runtime.doctor import mpi_takes_device_memory
-    from taccl.runtime.job import Neighbours
-
-    alone = Neighbours(tuple((rank,) for rank in range(job.ranks)), "")
-    if settings.device == "host" and settings.transport in ("auto", "shm"):
-        found = job.share_memory()
-        some = any(len(ranks) > 1 for ranks in found.sharing)
-        if settings.transport == "shm" or settings.buffers == "shared":
-            job.together("the choice of the transport", lambda: _check_shared(job, settings, found))
-        transport = "shm" if some or settings.transport == "shm" or settings.buffers == "shared" else "mpi"
-        return dataclasses.replace(settings, transport=transport), found
-    if settings.transport != "auto":
-        return settings, alone
-    aware = job.rank == 0 and mpi_takes_device_memory()[0]
-    everyone = job.gather_bytes(np.array([aware], np.uint8), "the probe of device memory")
-    return dataclasses.replace(settings, transport="mpi-cuda" if everyone[0, 0] else "staged-mpi"), alone
-
-
-def _check_shared(job: Job, settings: Settings, found: Neighbours) -> None:
-    """Raise EnvironmentProblem when what was asked for by name cannot be."""
-    if found.why_not:
-        raise EnvironmentProblem(f"memory cannot be shared: {found.why_not}")
-    if settings.transport == "shm" and len(found.sharing[job.rank]) < job.ranks:
-        raise EnvironmentProblem(
-            "--transport shm needs all ranks on one node; auto takes shared memory within nodes and MPI between them"
-        )
-
-
-def _predictor(
-    topology: Topology | None, program: Program, collective: Collective
-) -> Callable[[int], float] | None:
-    """A function from the size in bytes to the predicted time in us; None when no topology is known."""
-    if topology is None:
-        return None
-    from taccl.synth.cost import us
-    from taccl.synth.simulate import simulate
-
-    def predict(size_bytes: int) -> float:
-        return us(simulate(program, topology, size_bytes, collective=collective).time_fs)
-
-    predict(collective.size_chunks)  # a link that the program uses and the topology lacks shows now
-    return predict
-
-
-def _say_devices(job: Job, settings: Settings, neighbours: Neighbours, verbose: bool) -> None:
-    if not verbose:
-        return
-    from taccl.runtime.mpi import say
-
-    for rank in range(job.ranks):
-        if rank == job.rank:
-            say(f"taccl: rank {rank}: {_memory(settings)} buffers, {_ways(job, settings, neighbours)}")
-        job.barrier()
-
-
-def _names(settings: Settings, neighbours: Neighbours) -> str:
-    """The transports that the job uses."""
-    everywhere = all(len(ranks) == len(neighbours.sharing) for ranks in neighbours.sharing)
-    return settings.transport if settings.transport != "shm" or everywhere else "shm+mpi"
-
-
-def _memory(settings: Settings) -> str:
-    return f"{settings.buffers} host" if settings.device == "host" else settings.device
-
-
-def _ways(job: Job, settings: Settings, neighbours: Neighbours) -> str:
-    """By which transport this rank reaches which peers."""
-    near = [rank for rank in neighbours.sharing[job.rank] if rank != job.rank]
-    if settings.transport != "shm" or not near:
-        rest = "mpi" if settings.transport == "shm" else settings.transport
-        why = f" ({neighbours.why_not})" if neighbours.why_not else ""
-        return f"transport {rest} to every peer{why}"
-    if len(near) == job.ranks - 1:
-        return "transport shm to every peer"
-    return f"transport shm to rank{'s' * (len(near) > 1)} {', '.join(map(str, near))}, mpi to the others"
-
-
-def _preamble(
-    job: Job,
-    program: Program,
-    collective: Collective,
-    settings: Settings,
-    neighbours: Neighbours,
-    against: Program | None,
-) -> list[str]:
-    from taccl import __version__
-    from taccl.runtime import mpi
-
-    library = mpi.library(job.MPI)
-    lines = [
-        f"# taccl {__version__}, {library.name} {library.version}, {job.ranks} ranks, "
-        f"{_memory(settings)} buffers, transport {_names(settings, neighbours)}",
-        f"# {program.name}: {collective.title}, {program.chunks_per_loop} chunks, {program.protocol}; "
-        f"warmup {settings.warmup}, iterations {settings.iterations}, checks {settings.checks}",
-    ]
-    if against is not None:
-        lines.append(
-            f"# the last columns: {against.name}, {against.chunks_per_loop} chunks, {against.protocol}"
-        )
-    if settings.accumulate != "type":
-        lines.append(f"# 16-bit floats are reduced in {settings.accumulate}")
-    low, high = program.min_bytes, program.max_bytes
-    if settings.sizes_bytes[0] < low or (high and settings.sizes_bytes[-1] > high):
-        lines.append(f"# the file is made for sizes from {low} to {high or 'any'} bytes")
-    return [*lines, "#"]
-
-
-def _document(
-    job: Job,
-    program: Program,
-    collective: Collective,
-    settings: Settings,
-    neighbours: Neighbours,
-    options: dict[str, Any],
-    rows: list[tuple[Row, float | None]],
-    bad: int,
-    average: float,
-) -> dict[str, object]:
-    import platform
-    import time
-
-    from taccl import __version__
-    from taccl.runtime import mpi, table
-
-    library = mpi.library(job.MPI)
-    name = collective.name
-    return {
-        "schema": "taccl/run/v1",
-        "version": __version__,
-        "start_time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "args": sys.argv[1:],
-        "env": {},
-        "nccl_version": None,
-        "mpi": {"name": library.name, "version": library.version, "standard": list(library.standard)},
-        "config": {
-            "file": options["file"],
-            "collective": name,
-            "protocol": program.protocol,
-            "chunks": program.chunks_per_loop,
-            "ranks": program.ranks,
-            "groups": [list(group) for group in collective.groups],
-            "iterations": settings.iterations,
-            "warmup": settings.warmup,
-            "checks": settings.checks,
-            "modes": list(settings.modes),
-            "against": options["against"],
-            "buffers": settings.buffers,
-            "accumulate": settings.accumulate,
-        },
-        "devices": [
-            {"rank": r, "host": platform.node(), "device": settings.device} for r in range(job.ranks)
-        ],
-        "transport": _names(settings, neighbours),
-        "codec": "none",
-        "results": [table.row_json(row, name, collective.group_ranks, predicted) for row, predicted in rows],
-        "out_of_bounds": {"count": bad, "okay": bad == 0},
-        "average_bus_bandwidth": {"bandwidth": average, "okay": bad == 0},
-    }
-
-
-def _write(job: Job, path: str, document: dict[str, object]) -> None:
-    from pathlib import Path
-
-    if job.rank != 0:
-        return
-    text = json.dumps(document, indent=2, allow_nan=False) + "\n"
-    if path == "-":
-        sys.stdout.write(text)
-        sys.stdout.flush()
-        return
-    try:
-        Path(path).write_text(text)
-    except OSError as error:
-        raise EnvironmentProblem(f"--json {path} cannot be written: {error.strerror}") from error

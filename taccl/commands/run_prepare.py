@@ -1,0 +1,211 @@
+"""What `taccl run` was asked for: files, sizes, modes and transport, and all that can be wrong with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from taccl.errors import Diagnostic, EnvironmentProblem, InvalidInput, UsageError
+from taccl.streams import check_stdout
+
+if TYPE_CHECKING:
+    from taccl.profiles.topology import Topology
+    from taccl.runtime.bench import Loaded, Settings
+    from taccl.runtime.job import Job, Neighbours
+    from taccl.synth.collective import Collective
+    from taccl.synth.program import Program
+
+MAX_ROWS = 100_000  # sizes of one run
+
+
+def prepare(job: Job, options: dict[str, Any]) -> tuple[Loaded, Loaded | None, Settings, Topology | None]:
+    """Everything that can be wrong with the options or the files, on every rank alike."""
+    from pathlib import Path
+
+    from taccl.profiles.load import load_topology
+    from taccl.runtime import gpu
+    from taccl.runtime.bench import Settings
+    from taccl.runtime.dtypes import select_dtypes, select_ops
+
+    sizes = _sizes(options)
+    dtypes = tuple(select_dtypes(options["dtype"]))
+    try:
+        topology = None if options["topology"] is None else load_topology(options["topology"])
+        loaded, its_topology = _load(job, options["file"], options)
+        against = None if options["against"] is None else _load(job, options["against"], options)[0]
+    except OSError as error:
+        place = str(error.filename or options["file"])
+        raise InvalidInput([Diagnostic(place, 0, 0, "R100", error.strerror or str(error))]) from error
+    program, collective = loaded.program, loaded.collective
+    ops = tuple(select_ops(options["op"] or program.reduce_op or "sum")) if collective.combining else ()
+    if options["op"] is not None and not collective.combining:
+        select_ops(options["op"])
+        raise UsageError(
+            f"--op {options['op']}: {collective.name} copies data and reduces nothing; leave it out"
+        )
+    if against is not None:
+        _check_against(options, loaded, against)
+    if options["json_path"] not in (None, "-") and not Path(options["json_path"]).resolve().parent.is_dir():
+        raise UsageError(f"--json {options['json_path']}: its directory does not exist")
+    if options["json_path"] == "-" and job.rank == 0:
+        check_stdout()
+    device = gpu.choose(options["device"])
+    if device == "cuda":
+        gpu.select(job.board.node_slot)
+    settings = Settings(
+        sizes_bytes=sizes, dtypes=dtypes, ops=ops, modes=_modes(options, loaded),
+        iterations=options["iters"], warmup=options["warmup"], checks=options["checks"], device=device,
+        transport=_transport(options["transport"], device, options["buffers"]), buffers=options["buffers"],
+        accumulate=options["accumulate"], reference=options["reference"], deadline_s=options["deadline"],
+    )  # fmt: skip
+    return loaded, against, settings, topology or its_topology
+
+
+def _load(job: Job, file: str, options: dict[str, Any]) -> tuple[Loaded, Topology | None]:
+    """The program of a file, and the topology that it brings."""
+    from taccl.program_file import open_program
+    from taccl.runtime.bench import Loaded
+    from taccl.runtime.semantics import check_buffers, collective_of
+    from taccl.runtime.trace import trace
+
+    opened = open_program(file, options)
+    program, collective = opened.program, opened.collective
+    if job.ranks != program.ranks:
+        raise UsageError(
+            f"{file} is a program for {program.ranks} ranks and this job has {job.ranks}; start "
+            f"it with: mpiexec -n {program.ranks} taccl run {file}"
+        )
+    _check_root(file, program)
+    order = trace(program)
+    if collective is None:
+        collective = collective_of(program, order)
+    else:
+        check_buffers(program, collective)
+    apart = all(pair is None for pair in collective.inplace)
+    claimed = {"out_of_place": program.outofplace, "in_place": program.inplace and not apart}
+    modes = tuple(mode for mode in claimed if claimed[mode])
+    return Loaded(program, collective, order, modes), opened.topology
+
+
+def _check_against(options: dict[str, Any], loaded: Loaded, against: Loaded) -> None:
+    """Raise UsageError when two programs do not do the same."""
+    mine, its = loaded.collective, against.collective
+    if (mine.name, mine.root, mine.groups) != (its.name, its.root, its.groups):
+        raise UsageError(
+            f"--against {options['against']} is a {its.name} of root {its.root}, and {options['file']} a "
+            f"{mine.name} of root {mine.root}; they must do the same"
+        )
+    if not options["reference"]:
+        raise UsageError("--against times another program, and --no-reference says not to")
+
+
+def _check_root(file: str, program: Program) -> None:
+    """Raise UsageError for a program that does its collective for another root than the one that is asked for."""
+    from dataclasses import replace
+
+    from taccl.synth.collective import ROOTED
+    from taccl.synth.verify import verify
+
+    def achieved(root: int) -> bool:
+        # Of the findings, those on what buffers hold (V4xx) depend on the root.
+        found = verify(replace(program, root=root))
+        return not any(f.code.startswith("V4") and f.severity == "error" for f in found)
+
+    if program.collective not in ROOTED or achieved(program.root):
+        return
+    for root in range(program.ranks):
+        if root != program.root and achieved(root):
+            raise UsageError(
+                f"{file} is a {program.collective} of root {root}, not {program.root}: give --root {root}"
+            )
+
+
+def _sizes(options: dict[str, Any]) -> tuple[int, ...]:
+    least, most, by = options["min_bytes"], options["max_bytes"], options["step_bytes"]
+    if least > most:
+        raise UsageError(f"-b {least} is larger than -e {most}")
+    if least < 1 or (by is not None and by < 1):
+        raise UsageError("sizes and steps must be at least one byte")
+    if by is not None and (most - least) // by >= MAX_ROWS:
+        raise UsageError(f"-i {by} makes more than {MAX_ROWS} sizes")
+    sizes, size = [], least
+    while size <= most:
+        sizes.append(size)
+        size = size + by if by is not None else size * options["step_factor"]
+    return tuple(sizes)
+
+
+def _modes(options: dict[str, Any], loaded: Loaded) -> tuple[str, ...]:
+    asked = {"out_of_place": options["outofplace"], "in_place": options["inplace"]}
+    for mode in asked:
+        if asked[mode] and mode not in loaded.modes:
+            raise UsageError(f"{options['file']} does not claim to work {mode.replace('_', ' ')}")
+    chosen = [mode for mode in loaded.modes if asked[mode] or not any(asked.values())]
+    if not chosen:
+        raise UsageError(f"{options['file']} claims neither a usable in-place nor an out-of-place mode")
+    return tuple(chosen)
+
+
+def _transport(asked: str, device: str, buffers: str) -> str:
+    if buffers == "shared" and (device != "host" or asked == "mpi"):
+        raise UsageError("--buffers shared is host memory of the transport shm")
+    if device == "host":
+        if asked in ("mpi-cuda", "staged-mpi"):
+            raise UsageError(f"--transport {asked} moves device memory; give --device cuda")
+        return asked
+    if asked in ("mpi", "shm"):
+        raise UsageError(
+            f"--transport {asked} moves host memory; with --device cuda give mpi-cuda or staged-mpi"
+        )
+    return asked
+
+
+def with_transport(job: Job, settings: Settings) -> tuple[Settings, Neighbours]:
+    """Resolve `auto`: on the host shared memory where ranks have it; on a device rank 0 tries whether MPI takes its
+    memory, in child processes, because it may crash."""
+    import dataclasses
+
+    import numpy as np
+
+    from taccl.runtime.doctor import mpi_takes_device_memory
+    from taccl.runtime.job import Neighbours
+
+    alone = Neighbours(tuple((rank,) for rank in range(job.ranks)), "")
+    if settings.device == "host" and settings.transport in ("auto", "shm"):
+        found = job.share_memory()
+        some = any(len(ranks) > 1 for ranks in found.sharing)
+        if settings.transport == "shm" or settings.buffers == "shared":
+            job.together("the choice of the transport", lambda: _check_shared(job, settings, found))
+        transport = "shm" if some or settings.transport == "shm" or settings.buffers == "shared" else "mpi"
+        return dataclasses.replace(settings, transport=transport), found
+    if settings.transport != "auto":
+        return settings, alone
+    aware = job.rank == 0 and mpi_takes_device_memory()[0]
+    everyone = job.gather_bytes(np.array([aware], np.uint8), "the probe of device memory")
+    return dataclasses.replace(settings, transport="mpi-cuda" if everyone[0, 0] else "staged-mpi"), alone
+
+
+def _check_shared(job: Job, settings: Settings, found: Neighbours) -> None:
+    """Raise EnvironmentProblem when what was asked for by name cannot be."""
+    if found.why_not:
+        raise EnvironmentProblem(f"memory cannot be shared: {found.why_not}")
+    if settings.transport == "shm" and len(found.sharing[job.rank]) < job.ranks:
+        raise EnvironmentProblem(
+            "--transport shm needs all ranks on one node; auto takes shared memory within nodes and MPI between them"
+        )
+
+
+def predictor(
+    topology: Topology | None, program: Program, collective: Collective
+) -> Callable[[int], float] | None:
+    """A function from the size in bytes to the predicted time in us; None when no topology is known."""
+    if topology is None:
+        return None
+    from taccl.synth.cost import us
+    from taccl.synth.simulate import simulate
+
+    def predict(size_bytes: int) -> float:
+        return us(simulate(program, topology, size_bytes, collective=collective).time_fs)
+
+    predict(collective.size_chunks)  # a link that the program uses and the topology lacks shows now
+    return predict

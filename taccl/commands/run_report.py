@@ -1,0 +1,151 @@
+"""What `taccl run` says beside its table: memory and transport of each rank, the preamble, the JSON document."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+from taccl.errors import EnvironmentProblem
+
+if TYPE_CHECKING:
+    from taccl.runtime.bench import Row, Settings
+    from taccl.runtime.job import Job, Neighbours
+    from taccl.synth.collective import Collective
+    from taccl.synth.program import Program
+
+
+def say_devices(job: Job, settings: Settings, neighbours: Neighbours, verbose: bool) -> None:
+    """With -v one line a rank on stderr, in turn: where its buffers are, how it reaches its peers."""
+    if not verbose:
+        return
+    from taccl.runtime.mpi import say
+
+    for rank in range(job.ranks):
+        if rank == job.rank:
+            say(f"taccl: rank {rank}: {_memory(settings)} buffers, {_ways(job, settings, neighbours)}")
+        job.barrier()
+
+
+def _names(settings: Settings, neighbours: Neighbours) -> str:
+    """The transports that the job uses."""
+    everywhere = all(len(ranks) == len(neighbours.sharing) for ranks in neighbours.sharing)
+    return settings.transport if settings.transport != "shm" or everywhere else "shm+mpi"
+
+
+def _memory(settings: Settings) -> str:
+    return f"{settings.buffers} host" if settings.device == "host" else settings.device
+
+
+def _ways(job: Job, settings: Settings, neighbours: Neighbours) -> str:
+    """By which transport this rank reaches which peers."""
+    near = [rank for rank in neighbours.sharing[job.rank] if rank != job.rank]
+    if settings.transport != "shm" or not near:
+        rest = "mpi" if settings.transport == "shm" else settings.transport
+        why = f" ({neighbours.why_not})" if neighbours.why_not else ""
+        return f"transport {rest} to every peer{why}"
+    if len(near) == job.ranks - 1:
+        return "transport shm to every peer"
+    return f"transport shm to rank{'s' * (len(near) > 1)} {', '.join(map(str, near))}, mpi to the others"
+
+
+def preamble(
+    job: Job,
+    program: Program,
+    collective: Collective,
+    settings: Settings,
+    neighbours: Neighbours,
+    against: Program | None,
+) -> list[str]:
+    """The lines above the table."""
+    from taccl import __version__
+    from taccl.runtime import mpi
+
+    library = mpi.library(job.MPI)
+    lines = [
+        f"# taccl {__version__}, {library.name} {library.version}, {job.ranks} ranks, "
+        f"{_memory(settings)} buffers, transport {_names(settings, neighbours)}",
+        f"# {program.name}: {collective.title}, {program.chunks_per_loop} chunks, {program.protocol}; "
+        f"warmup {settings.warmup}, iterations {settings.iterations}, checks {settings.checks}",
+    ]
+    if against is not None:
+        lines.append(
+            f"# the last columns: {against.name}, {against.chunks_per_loop} chunks, {against.protocol}"
+        )
+    if settings.accumulate != "type":
+        lines.append(f"# 16-bit floats are reduced in {settings.accumulate}")
+    low, high = program.min_bytes, program.max_bytes
+    if settings.sizes_bytes[0] < low or (high and settings.sizes_bytes[-1] > high):
+        lines.append(f"# the file is made for sizes from {low} to {high or 'any'} bytes")
+    return [*lines, "#"]
+
+
+def document(
+    job: Job,
+    program: Program,
+    collective: Collective,
+    settings: Settings,
+    neighbours: Neighbours,
+    options: dict[str, Any],
+    rows: list[tuple[Row, float | None]],
+    bad: int,
+    average: float,
+) -> dict[str, object]:
+    """The JSON document of a run, schema taccl/run/v1."""
+    import platform
+    import time
+
+    from taccl import __version__
+    from taccl.runtime import mpi, table
+
+    library = mpi.library(job.MPI)
+    name = collective.name
+    return {
+        "schema": "taccl/run/v1",
+        "version": __version__,
+        "start_time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "args": sys.argv[1:],
+        "env": {},
+        "nccl_version": None,
+        "mpi": {"name": library.name, "version": library.version, "standard": list(library.standard)},
+        "config": {
+            "file": options["file"],
+            "collective": name,
+            "protocol": program.protocol,
+            "chunks": program.chunks_per_loop,
+            "ranks": program.ranks,
+            "groups": [list(group) for group in collective.groups],
+            "iterations": settings.iterations,
+            "warmup": settings.warmup,
+            "checks": settings.checks,
+            "modes": list(settings.modes),
+            "against": options["against"],
+            "buffers": settings.buffers,
+            "accumulate": settings.accumulate,
+        },
+        "devices": [
+            {"rank": r, "host": platform.node(), "device": settings.device} for r in range(job.ranks)
+        ],
+        "transport": _names(settings, neighbours),
+        "codec": "none",
+        "results": [table.row_json(row, name, collective.group_ranks, predicted) for row, predicted in rows],
+        "out_of_bounds": {"count": bad, "okay": bad == 0},
+        "average_bus_bandwidth": {"bandwidth": average, "okay": bad == 0},
+    }
+
+
+def write(job: Job, path: str, document: dict[str, object]) -> None:
+    """Rank 0 writes the document; - is stdout. Raises EnvironmentProblem where the file cannot be written."""
+    from pathlib import Path
+
+    if job.rank != 0:
+        return
+    text = json.dumps(document, indent=2, allow_nan=False) + "\n"
+    if path == "-":
+        sys.stdout.write(text)
+        sys.stdout.flush()
+        return
+    try:
+        Path(path).write_text(text)
+    except OSError as error:
+        raise EnvironmentProblem(f"--json {path} cannot be written: {error.strerror}") from error
