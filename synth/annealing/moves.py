@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from taccl.synth.annealing.sequence import Clock, Hops
@@ -61,9 +61,6 @@ class Surroundings:
     def image(self, symmetry: Symmetry, hop: int) -> int:
         hops = self.hops
         return hops.of(hops.layer[hop], symmetry.chunks[hops.chunk[hop]], symmetry.links[hops.link[hop]])
-
-
-Move = Callable[[Surroundings, Plan, int, random.Random], Draft | None]
 
 
 def _ready_fs(plan: Plan, hop: int) -> int:
