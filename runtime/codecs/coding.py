@@ -1,0 +1,188 @@
+"""Whole frames: encode, decode, add, verify. Buffers are the caller's, the only work space is a Scratch.
+
+Calls share nothing, so threads may code at the same time, each with its own Scratch; numpy gives up the
+interpreter lock inside its loops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from taccl.runtime.codecs.checksum import checksum
+from taccl.runtime.codecs.codec import TILE, Array, Codec, Entry, FrameError, Scratch, TileError, dtype_of
+from taccl.runtime.codecs.frame import (
+    Frame,
+    Origin,
+    check_tile,
+    close,
+    directory_bytes,
+    most_bytes,
+    read_directory,
+    read_header,
+    write_entry,
+)
+
+
+def encode_into(
+    codec: Codec,
+    values: Array,
+    wire: Array,
+    scratch: Scratch,
+    origin: Origin = Origin(),  # noqa: B008 - frozen
+    tile: int = TILE,
+) -> int:
+    """Code (n,) values into `wire`, uint8 of at least `most_bytes`; gives the bytes of the frame.
+
+    Values may be strided or misaligned, then they are copied tile by tile; the wire starts at a multiple of 8.
+    Raises ValueError for a type that the codec does not take, or a wire that is too small.
+    """
+    dtype = dtype_of(values)
+    check_tile(tile)
+    _check_wire(wire)
+    if dtype.name not in codec.dtypes:
+        raise ValueError(f"codec {codec.name} takes {', '.join(codec.dtypes)}; not {dtype.name}")
+    if len(wire) < most_bytes(codec, dtype, len(values), tile):
+        raise ValueError(f"{len(wire)} bytes of wire; most_bytes says what {len(values)} values may need")
+    tiles = -(-len(values) // tile)
+    place = directory_bytes(tiles)
+    for index in range(tiles):
+        part = values[index * tile : (index + 1) * tile]
+        entry = codec.encode(_plain(part, scratch), wire[place:], scratch)
+        end = place + entry.bytes
+        write_entry(wire, index, entry, checksum(wire[place:end], scratch.tile))
+        place = end
+    close(wire, Frame(codec.code, dtype, len(values), place, tile, tiles, origin, 0), scratch)
+    return place
+
+
+def decode_into(
+    codec: Codec, wire: Array, values: Array, scratch: Scratch, origin: Origin | None = None
+) -> Frame:
+    """Decode a frame into (n,) values of the frame's type and length.
+
+    origin: when given, a frame of another one is refused. Raises FrameError for everything that is not
+    exactly a frame of this codec; `values` may then hold some decoded tiles.
+    """
+    frame = _expected(codec, wire, values, origin)
+    for index, entry, payload in _tiles(wire, frame, scratch):
+        part = values[index * frame.tile : (index + 1) * frame.tile]
+        plain = part if _is_plain(part) else _spare(part, scratch)
+        _decode_tile(codec, frame, index, entry, payload, plain, scratch)
+        if plain is not part:
+            part[:] = plain
+    return frame
+
+
+def accumulate_into(
+    codec: Codec, wire: Array, total: Array, scratch: Scratch, origin: Origin | None = None
+) -> Frame:
+    """Add the decoded values of a frame of floats to (n,) float32, in place: the sum at a chunk's owner.
+
+    Each value is decoded to its own type, widened and added with one rounding. Raises as `decode_into`.
+    """
+    frame = _expected(codec, wire, None, origin)
+    if total.dtype != np.float32 or len(total) != frame.elements or frame.dtype.name not in FLOAT_SUMS:
+        raise FrameError(
+            f"frame from {frame.origin}: {frame.elements} values of {frame.dtype.name}, they cannot be added "
+            f"to {len(total)} of {total.dtype}"
+        )
+    decoded = np.empty(0, np.uint8) if not frame.tiles else _spare_bytes(frame, scratch)
+    for index, entry, payload in _tiles(wire, frame, scratch):
+        part = total[index * frame.tile : (index + 1) * frame.tile]
+        values = decoded.view(frame.dtype.numpy)[: len(part)]
+        _decode_tile(codec, frame, index, entry, payload, values, scratch)
+        if frame.dtype.name == "bfloat16":
+            wide = scratch.wide[: len(part)]
+            np.copyto(wide, values.view(np.uint16))
+            np.left_shift(wide, np.uint32(16), out=wide)
+            np.add(part, wide.view(np.float32), out=part)
+        else:
+            np.add(part, values, out=part)
+    return frame
+
+
+def verify(wire: Array, scratch: Scratch, origin: Origin | None = None) -> Frame:
+    """Check every checksum of a frame without decoding it, as a relay may. Raises FrameError."""
+    _check_wire(wire)
+    frame = read_header(wire)
+    _check_origin(frame, origin)
+    for _ in _tiles(wire, frame, scratch):
+        pass
+    return frame
+
+
+FLOAT_SUMS = ("float32", "bfloat16", "float16")
+
+
+def _expected(codec: Codec, wire: Array, values: Array | None, origin: Origin | None) -> Frame:
+    _check_wire(wire)
+    try:
+        frame = read_header(wire)
+    except FrameError as error:
+        raise FrameError(f"from {origin}: {error}" if origin else str(error)) from None
+    _check_origin(frame, origin)
+    if frame.codec != codec.code or frame.dtype.name not in codec.dtypes:
+        raise FrameError(
+            f"frame from {frame.origin}: {frame.dtype.name} coded by codec {frame.codec}, expected "
+            f"{codec.name} ({codec.code})"
+        )
+    if values is not None and (dtype_of(values) != frame.dtype or len(values) != frame.elements):
+        raise FrameError(
+            f"frame from {frame.origin}: {frame.elements} values of {frame.dtype.name}, expected "
+            f"{len(values)} of {values.dtype}"
+        )
+    return frame
+
+
+def _check_origin(frame: Frame, origin: Origin | None) -> None:
+    if origin is not None and frame.origin != origin:
+        raise FrameError(f"frame from {frame.origin} where one from {origin} was expected")
+
+
+def _check_wire(wire: Array) -> None:
+    if wire.dtype != np.uint8 or wire.ndim != 1 or not wire.flags.c_contiguous or wire.ctypes.data % 8:
+        raise ValueError("a wire is a contiguous uint8 array that starts at a multiple of 8 bytes")
+
+
+def _tiles(wire: Array, frame: Frame, scratch: Scratch) -> Iterator[tuple[int, Entry, Array]]:
+    """(index, entry, payload) of every tile whose checksum is right."""
+    directory = read_directory(wire, frame, scratch)
+    for index, entry in enumerate(directory.entries):
+        payload = wire[directory.places[index] : directory.places[index + 1]]
+        if checksum(payload, scratch.tile) != directory.checksums[index]:
+            raise FrameError(
+                f"frame from {frame.origin}, tile {index}: the data are damaged, their checksum differs",
+                index,
+            )
+        yield index, entry, payload
+
+
+def _decode_tile(
+    codec: Codec, frame: Frame, index: int, entry: Entry, payload: Array, values: Array, scratch: Scratch
+) -> None:
+    try:
+        codec.decode(entry, payload, values, scratch)
+    except TileError as error:
+        raise FrameError(f"frame from {frame.origin}, tile {index}: {error}", index) from None
+
+
+def _is_plain(values: Array) -> bool:
+    return bool(values.flags.c_contiguous and values.flags.aligned)
+
+
+def _plain(values: Array, scratch: Scratch) -> Array:
+    if _is_plain(values):
+        return values
+    copy = _spare(values, scratch)
+    copy[:] = values
+    return copy
+
+
+def _spare(values: Array, scratch: Scratch) -> Array:
+    return scratch.values[: values.nbytes].view(values.dtype)
+
+
+def _spare_bytes(frame: Frame, scratch: Scratch) -> Array:
+    return scratch.values[: frame.tile * frame.dtype.bytes]
