@@ -145,7 +145,7 @@ def encode_raw(values: Array, wire: Array) -> Entry:
 
 def decode_raw(entry: Entry, wire: Array, values: Array) -> None:
     """The inverse of `encode_raw`. Raises TileError when the size is not that of the values."""
-    if entry.bytes != aligned(values.nbytes) or entry.kept != len(values):
+    if entry != Entry(aligned(values.nbytes), RAW, kept=len(values)):
         raise TileError(f"{entry.bytes} raw bytes for {len(values)} values")
     values.view(np.uint8)[:] = wire[: values.nbytes]
 

@@ -6,12 +6,22 @@ interpreter lock inside its loops.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
 from taccl.runtime.codecs.checksum import checksum
-from taccl.runtime.codecs.codec import TILE, Array, Codec, Entry, FrameError, Scratch, TileError, dtype_of
+from taccl.runtime.codecs.codec import (
+    FLOATS,
+    TILE,
+    Array,
+    Codec,
+    Entry,
+    FrameError,
+    Scratch,
+    TileError,
+    dtype_of,
+)
 from taccl.runtime.codecs.frame import (
     Frame,
     Origin,
@@ -65,7 +75,13 @@ def decode_into(
     origin: when given, a frame of another one is refused. Raises FrameError for everything that is not
     exactly a frame of this codec; `values` may then hold some decoded tiles.
     """
-    frame = _expected(codec, wire, values, origin)
+    _check_wire(wire)
+    frame = expected(codec, lambda: read_header(wire), origin)
+    if dtype_of(values) != frame.dtype or len(values) != frame.elements:
+        raise FrameError(
+            f"frame from {frame.origin}: {frame.elements} values of {frame.dtype.name}, expected "
+            f"{len(values)} of {values.dtype}"
+        )
     for index, entry, payload in _tiles(wire, frame, scratch):
         part = values[index * frame.tile : (index + 1) * frame.tile]
         plain = part if _is_plain(part) else _spare(part, scratch)
@@ -82,8 +98,9 @@ def accumulate_into(
 
     Each value is decoded to its own type, widened and added with one rounding. Raises as `decode_into`.
     """
-    frame = _expected(codec, wire, None, origin)
-    if total.dtype != np.float32 or len(total) != frame.elements or frame.dtype.name not in FLOAT_SUMS:
+    _check_wire(wire)
+    frame = expected(codec, lambda: read_header(wire), origin)
+    if total.dtype != np.float32 or len(total) != frame.elements or frame.dtype.name not in FLOATS:
         raise FrameError(
             f"frame from {frame.origin}: {frame.elements} values of {frame.dtype.name}, they cannot be added "
             f"to {len(total)} of {total.dtype}"
@@ -113,13 +130,10 @@ def verify(wire: Array, scratch: Scratch, origin: Origin | None = None) -> Frame
     return frame
 
 
-FLOAT_SUMS = ("float32", "bfloat16", "float16")
-
-
-def _expected(codec: Codec, wire: Array, values: Array | None, origin: Origin | None) -> Frame:
-    _check_wire(wire)
+def expected(codec: Codec, read: Callable[[], Frame], origin: Origin | None) -> Frame:
+    """The header that `read` gives, if it is of this codec and origin. Raises FrameError."""
     try:
-        frame = read_header(wire)
+        frame = read()
     except FrameError as error:
         raise FrameError(f"from {origin}: {error}" if origin else str(error)) from None
     _check_origin(frame, origin)
@@ -127,11 +141,6 @@ def _expected(codec: Codec, wire: Array, values: Array | None, origin: Origin | 
         raise FrameError(
             f"frame from {frame.origin}: {frame.dtype.name} coded by codec {frame.codec}, expected "
             f"{codec.name} ({codec.code})"
-        )
-    if values is not None and (dtype_of(values) != frame.dtype or len(values) != frame.elements):
-        raise FrameError(
-            f"frame from {frame.origin}: {frame.elements} values of {frame.dtype.name}, expected "
-            f"{len(values)} of {values.dtype}"
         )
     return frame
 

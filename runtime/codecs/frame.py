@@ -113,10 +113,14 @@ def write_header(wire: Array, frame: Frame) -> None:
     wire[:HEADER_BYTES] = np.frombuffer(packed + struct.pack("<I", zlib.crc32(packed)), np.uint8)
 
 
-def read_header(wire: Array) -> Frame:
-    """Read and check the header of a frame in (m,) uint8, m at least its size. Raises FrameError."""
+def read_header(wire: Array, there: int | None = None) -> Frame:
+    """Read and check the header of a frame in (m,) uint8. Raises FrameError.
+
+    there: bytes of the buffer that holds the frame, when `wire` is only the start of it.
+    """
+    there = len(wire) if there is None else there
     if len(wire) < HEADER_BYTES:
-        raise FrameError(f"{len(wire)} bytes, a frame has at least {HEADER_BYTES}")
+        raise FrameError(f"{there} bytes, a frame has at least {HEADER_BYTES}")
     head = wire[:HEADER_BYTES].tobytes()
     magic, version, codec, dtype, zero, elements, payload, tile, tiles, rank, chunk, total, zeros, crc = (
         HEADER.unpack(head)
@@ -133,8 +137,8 @@ def read_header(wire: Array) -> Frame:
     size = HEADER_BYTES + payload
     if not (TILE_STEP <= tile <= TILE and tile % TILE_STEP == 0) or tiles != -(-elements // tile):
         raise FrameError(f"frame from {origin}: {tiles} tiles of {tile} do not make {elements} elements")
-    if size > len(wire) or size < directory_bytes(tiles) or size % ALIGNMENT:
-        raise FrameError(f"frame from {origin}: {size} bytes by its header, {len(wire)} are there")
+    if size > there or size < directory_bytes(tiles) or size % ALIGNMENT:
+        raise FrameError(f"frame from {origin}: {size} bytes by its header, {there} are there")
     return Frame(codec, DTYPES[DTYPE_NAMES[dtype]], elements, size, tile, tiles, origin, total)
 
 

@@ -177,8 +177,8 @@ def decode_words(entry: Entry, wire: Array, words: Array, scratch: Scratch) -> N
     positions, tops = cut(parts[7]).view(np.uint16), cut(parts[8])
     if entry.exceptions:
         positions = positions[: entry.exceptions]
-        if int(positions.max()) >= kept:
-            raise TileError("the position of an exception lies outside of the tile")
+        if int(positions[-1]) >= kept or not (positions[1:] > positions[:-1]).all():
+            raise TileError("the positions of exceptions do not rise, or lie outside of the tile")
         top[positions] = tops[: entry.exceptions]
 
     half = target if width == 2 else scratch.half[:kept]

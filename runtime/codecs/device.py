@@ -1,0 +1,256 @@
+"""Codecs on a GPU: the same frames, byte for byte, by the kernels of kernels.cu through CuPy.
+
+Arrays are flat uint8 on the device, with the type of the values beside them, as CuPy has no bfloat16. Headers
+and directories are checked on the host by the same code as everywhere, so that a kernel never follows a size
+that is wrong; data are checked by the kernel that decodes them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any
+
+import numpy as np
+
+from taccl.runtime.codecs.codec import (
+    CODED,
+    FLOATS,
+    RAW,
+    TILE,
+    Codec,
+    Entry,
+    FrameError,
+    Scratch,
+    TileError,
+    raw_bytes,
+)
+from taccl.runtime.codecs.coding import expected
+from taccl.runtime.codecs.frame import (
+    ENTRY,
+    HEADER_BYTES,
+    Directory,
+    Frame,
+    Origin,
+    close,
+    directory_bytes,
+    most_bytes,
+    read_directory,
+    read_header,
+)
+from taccl.runtime.codecs.xw import check_entry
+from taccl.runtime.dtypes import DType
+from taccl.runtime.gpu import Cuda
+
+THREADS = 256
+# Work space of an encoder or decoder for each value of a tile, and what a tile may overrun its bound by before
+# it is given up and stored raw: SPACE in kernels.cu, a sparse plane.
+SPACE_BYTES = 9
+OPTIONS = ("--std=c++17", "--fmad=false")
+WITHOUT_KERNEL = ("zstd",)
+WHAT_IS_WRONG = (
+    "",
+    "the data are damaged, their checksum differs",
+    "the map of the sparse plane does not count as many bytes as its entry says",
+    "the positions of exceptions do not rise, or lie outside of the tile",
+    "the map of zeros does not keep as many values as its entry says",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceScratch:
+    """Work space for frames of up to `tiles` tiles of `tile` values, about 21 bytes a value. One a stream.
+
+    All arrays but `host` lie on the device.
+    """
+
+    cuda: Cuda
+    module: Any
+    tile: int
+    tiles: int
+    slots: Any
+    space: Any
+    status: Any
+    decoded: Any
+    host: Scratch
+
+
+def source() -> str:
+    """The CUDA C++ of the kernels."""
+    return resources.files("taccl.runtime.codecs").joinpath("kernels.cu").read_text(encoding="utf-8")
+
+
+def make_scratch(xp: Any, count: int, tile: int = TILE) -> DeviceScratch:
+    """Work space for frames of up to `count` values. xp: cupy, or a module like it."""
+    tiles = max(1, -(-count // tile))
+    return DeviceScratch(
+        Cuda(xp),
+        xp.RawModule(code=source(), options=OPTIONS),
+        tile,
+        tiles,
+        xp.empty(tiles * _slot_bytes(tile), np.uint8),
+        xp.empty(tiles * SPACE_BYTES * tile, np.uint8),
+        xp.empty(4 * tiles, np.uint8),
+        xp.empty(4 * tiles * tile, np.uint8),
+        Scratch(),
+    )
+
+
+def encode_on_device(
+    codec: Codec,
+    dtype: DType,
+    values: Any,
+    wire: Any,
+    scratch: DeviceScratch,
+    origin: Origin = Origin(),  # noqa: B008 - frozen
+) -> int:
+    """Code the values (uint8 on the device) into `wire`, of at least `most_bytes`; gives the frame's bytes.
+
+    Waits for the device once, for the sizes. Raises ValueError as `encode_into` does.
+    """
+    count = len(values) // dtype.bytes
+    if dtype.name not in codec.dtypes or codec.name in WITHOUT_KERNEL:
+        raise ValueError(f"codec {codec.name} does not take {dtype.name} on a device")
+    if len(wire) < most_bytes(codec, dtype, count, scratch.tile):
+        raise ValueError(f"{len(wire)} bytes of wire; most_bytes says what {count} values may need")
+    tiles = _tiles(count, scratch)
+    start = directory_bytes(tiles)
+    head = np.zeros(start, np.uint8)
+    size = start
+    if tiles:
+        entries = wire[HEADER_BYTES : HEADER_BYTES + tiles * ENTRY.itemsize]
+        name = f"encode_{dtype.bytes}"
+        if codec.fixed:
+            most = codec.most(dtype, scratch.tile)
+            _run(scratch, codec, name, tiles, values, count, wire[start:], most, entries)
+        else:
+            slot = _slot_bytes(scratch.tile)
+            _run(scratch, codec, name, tiles, values, count, scratch.slots, slot, entries)
+            _launch(scratch, "gather", tiles, scratch.slots, count, wire[start:], slot, entries)
+        scratch.cuda.download(head[HEADER_BYTES : HEADER_BYTES + tiles * ENTRY.itemsize], entries)
+        rows = head[HEADER_BYTES : HEADER_BYTES + tiles * ENTRY.itemsize].view(ENTRY)
+        size += int(rows["bytes"].sum(dtype=np.int64))
+    close(head, Frame(codec.code, dtype, count, size, scratch.tile, tiles, origin, 0), scratch.host)
+    scratch.cuda.upload(wire[:start], head)
+    return size
+
+
+def decode_on_device(
+    codec: Codec, dtype: DType, wire: Any, values: Any, scratch: DeviceScratch, origin: Origin | None = None
+) -> Frame:
+    """Decode a frame into the values (uint8 on the device). Raises FrameError as `decode_into` does."""
+    frame, directory = _read(codec, wire, scratch, origin)
+    if frame.dtype != dtype or frame.elements * dtype.bytes != len(values):
+        raise FrameError(
+            f"frame from {frame.origin}: {frame.elements} values of {frame.dtype.name}, expected "
+            f"{len(values) // dtype.bytes} of {dtype.name}"
+        )
+    _decode(codec, frame, directory, wire, values, scratch)
+    return frame
+
+
+def accumulate_on_device(
+    codec: Codec, wire: Any, total: Any, scratch: DeviceScratch, origin: Origin | None = None
+) -> Frame:
+    """Add the decoded values of a frame of floats to float32 values (uint8 on the device), in place."""
+    frame, directory = _read(codec, wire, scratch, origin)
+    if 4 * frame.elements != len(total) or frame.dtype.name not in FLOATS:
+        raise FrameError(
+            f"frame from {frame.origin}: {frame.elements} values of {frame.dtype.name}, they cannot be added "
+            f"to {len(total) // 4} of float32"
+        )
+    values = scratch.decoded[: frame.elements * frame.dtype.bytes]
+    _decode(codec, frame, directory, wire, values, scratch)
+    if frame.tiles:
+        _launch(
+            scratch, f"add_{frame.dtype.name}", frame.tiles, values, frame.elements, total, 0, scratch.status
+        )
+    return frame
+
+
+def _slot_bytes(tile: int) -> int:
+    return 4 * tile + tile // 8 + 64
+
+
+def _tiles(count: int, scratch: DeviceScratch) -> int:
+    tiles = -(-count // scratch.tile)
+    if tiles > scratch.tiles:
+        raise ValueError(f"{count} values, the scratch holds {scratch.tiles * scratch.tile}")
+    return tiles
+
+
+def _read(codec: Codec, wire: Any, scratch: DeviceScratch, origin: Origin | None) -> tuple[Frame, Directory]:
+    head = np.zeros(min(HEADER_BYTES, len(wire)), np.uint8)
+    scratch.cuda.download(head, wire[: len(head)])
+    frame = expected(codec, lambda: read_header(head, len(wire)), origin)
+    if frame.tile != scratch.tile or frame.tiles > scratch.tiles:
+        raise FrameError(
+            f"frame from {frame.origin}: {frame.tiles} tiles of {frame.tile} values, expected at most "
+            f"{scratch.tiles} of {scratch.tile}"
+        )
+    start = directory_bytes(frame.tiles)
+    head = np.zeros(start, np.uint8)
+    scratch.cuda.download(head, wire[:start])
+    directory = read_directory(head, frame, scratch.host)
+    for index, entry in enumerate(directory.entries):
+        here = min(frame.tile, frame.elements - index * frame.tile)
+        try:
+            _check(codec, frame.dtype, entry, here)
+        except TileError as error:
+            raise FrameError(f"frame from {frame.origin}, tile {index}: {error}", index) from None
+    return frame, directory
+
+
+def _check(codec: Codec, dtype: DType, entry: Entry, count: int) -> None:
+    """Raise TileError unless the kernel can follow the entry without leaving the tile."""
+    windowed = codec.name in ("xw", "bf16-xw")
+    width = 2 if codec.name == "bf16-xw" else dtype.bytes
+    if windowed and entry.mode != RAW:
+        check_entry(entry, width, count)
+        return
+    raw = codec.name == "raw" or windowed
+    most = codec.most(dtype, count) if not raw or width != dtype.bytes else raw_bytes(dtype, count)
+    if entry != Entry(most, RAW if raw else CODED, kept=count):
+        raise TileError(f"{entry.bytes} bytes for {count} values")
+
+
+def _decode(
+    codec: Codec, frame: Frame, directory: Directory, wire: Any, values: Any, scratch: DeviceScratch
+) -> None:
+    if not frame.tiles:
+        return
+    entries = wire[HEADER_BYTES : HEADER_BYTES + frame.tiles * ENTRY.itemsize]
+    name = f"decode_{frame.dtype.bytes}"
+    start = directory.places[0]
+    _run(scratch, codec, name, frame.tiles, values, frame.elements, wire, start, entries)
+    status = np.zeros(frame.tiles, np.uint32)
+    scratch.cuda.download(status, scratch.status[: 4 * frame.tiles])
+    wrong = np.flatnonzero(status)
+    if len(wrong):
+        index = int(wrong[0])
+        raise FrameError(f"frame from {frame.origin}, tile {index}: {WHAT_IS_WRONG[status[index]]}", index)
+
+
+def _run(scratch: DeviceScratch, codec: Codec, name: str, tiles: int, *arguments: Any) -> None:
+    _launch(scratch, f"{codec.name.replace('-', '_')}_{name}", tiles, *arguments)
+
+
+def _launch(
+    scratch: DeviceScratch,
+    kernel: str,
+    tiles: int,
+    values: Any,
+    count: int,
+    wire: Any,
+    stride: int,
+    entries: Any,
+) -> None:
+    """One block a tile; the parameters that all kernels share."""
+    scratch.module.get_function(kernel)(
+        (tiles,),
+        (THREADS,),
+        (
+            values, np.uint64(count), np.uint32(scratch.tile), wire, np.uint64(stride), entries, scratch.space,
+            scratch.status,
+        ),
+    )  # fmt: skip
