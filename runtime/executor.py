@@ -314,26 +314,39 @@ class Executor:
                 numbers[:] = [number for number in numbers if number not in gone]
         return sum(len(numbers) for _, numbers in self._late)
 
-    def waiting(self) -> list[Operation]:
+    def waiting(self) -> list[int]:
         """The messages that are started and not finished, the first of each connection, in step order."""
         # Copies, because the watchdog's thread asks too, while the run may go on.
         heads = sorted(line[0] for line in map(list, self._lines) if line)
-        if not heads:
-            heads = sorted(number for _, numbers in self._late for number in list(numbers))
-        return [self.plan.operations[number] for number in heads]
+        return heads or sorted(number for _, numbers in self._late for number in list(numbers))
 
     def describe(self) -> str:
         """What the run waits for, for the message that ends a job."""
-        waiting = self.waiting()
-        receives = [op for op in waiting if op.kind == "recv"]
+        operations, waiting = self.plan.operations, self.waiting()
         if self._closed:
             return f"it waits {self._closed}"
         if not waiting:
             return f"it has {self.left} operations left and waits for no message"
-        op = (receives or waiting)[0]
+        number = next((n for n in waiting if operations[n].kind == "recv"), waiting[0])
+        op = operations[number]
         what = "a message from" if op.kind == "recv" else "its message to be received by"
         more = f" ({len(waiting) - 1} other messages are waited for too)" if len(waiting) > 1 else ""
-        return f"threadblock {op.threadblock}, step {op.step} waits for {what} rank {op.peer}{more}"
+        return (
+            f"threadblock {op.threadblock}, step {op.step} waits for {what} rank {op.peer}, "
+            f"{self._chunks(number)}{more}"
+        )
+
+    def _chunks(self, number: int) -> str:
+        """What a message carries, by the place where the program has it."""
+        op = self.plan.operations[number]
+        place = op.src if op.kind == "send" else op.dst
+        if staged(op):  # the next operation uses it
+            user = self.plan.operations[number + 1]
+            place = user.src if user.dst == place else user.dst
+        assert place is not None
+        name = {"i": "input", "o": "output", "s": "scratch", "t": "staging"}[place[0]]
+        last = f" to {place[1] + place[2] - 1}" if place[2] > 1 else ""
+        return f"chunk{'s' * bool(last)} {place[1]}{last} of its {name}"
 
     def close(self) -> None:
         """Free the transport's messages."""

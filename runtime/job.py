@@ -6,8 +6,10 @@ every rank. A failure of one rank alone ends the job by MPI_Abort with that rank
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
+import signal
 import time
 import traceback
 from collections.abc import Callable, Iterable
@@ -18,8 +20,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 from taccl.errors import EnvironmentProblem, RunFailed, TacclError
-from taccl.runtime import mpi, shared, start
+from taccl.runtime import mpi, shared, watchdog
 from taccl.runtime.bind import Bound
+from taccl.runtime.guard import Guard
 from taccl.synth.program import Program
 
 T = TypeVar("T")
@@ -41,19 +44,27 @@ class Job:
     """This rank's place in the job: communicators, watchdog, agreement. Use as a context manager."""
 
     def __init__(self, deadline_s: float) -> None:
-        with start.limited(deadline_s):
+        self._started = self._agreed = False
+        self.guard = Guard(deadline_s)
+        try:
             self.MPI = mpi.load()
             world = self.MPI.COMM_WORLD
             self.rank: int = world.Get_rank()
             self.ranks: int = world.Get_size()
             self.control = world.Dup()  # agreement, barriers, times
             self.data = world.Dup()  # the program's messages, whose tags are its own
-            self.board = mpi.Board(self.MPI, world)
-            self.watchdog = mpi.Watchdog(self.MPI, deadline_s, self.board)
+            self.board = watchdog.Board(self.MPI, world)
+            self.watchdog = watchdog.Watchdog(self.MPI, deadline_s, self.board, self.guard)
+            self.guard.started(self.board.key)
+            self._started = True
+        except EnvironmentProblem:  # there is no MPI, on no rank
+            self.guard.close()
+            raise
+        except BaseException as error:
+            self._fail(error)
         self.memory = shared.SharedMemory()
         alone = self.board.node_ranks <= len(os.sched_getaffinity(0))
         self._spins = SPINS if alone else 0
-        self._agreed = False
 
     def __enter__(self) -> Job:
         return self
@@ -63,17 +74,24 @@ class Job:
     ) -> None:
         if error is not None and not self._agreed:
             self._fail(error)
-        self.watchdog.doing("it waits for the other ranks to end")
-        self.control.Barrier()
-        self.watchdog.doing(None)
-        self.watchdog.close()
-        self.board.close()
-        self.control.Free()
-        self.data.Free()
+        try:
+            self.watchdog.doing("it waits for the other ranks to end")
+            self.control.Barrier()
+            self.watchdog.doing(None)
+            self.watchdog.close()
+            self.board.close()
+            self.control.Free()
+            self.data.Free()
+            self.guard.close()
+        except BaseException as late:
+            self._fail(late)
 
     def _fail(self, error: BaseException) -> None:
         """End the job: the other ranks may be anywhere, and ending normally would wait for them for ever in
         MPI_Finalize."""
+        rank = mpi.launcher().rank
+        with contextlib.suppress(ValueError):  # not the main thread
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # who is in a hurry need not wait for the rest
         if isinstance(error, KeyboardInterrupt):
             code, text = 130, "interrupted"
         elif isinstance(error, BrokenPipeError):  # the reader of the table has seen enough
@@ -81,18 +99,20 @@ class Job:
         elif isinstance(error, SystemExit):
             code, text = (
                 mpi.JOB_FAILED,
-                f"rank {self.rank} left with exit code {error.code}; the job is ended",
+                f"rank {rank} left with exit code {error.code}; the job is ended",
             )
         elif isinstance(error, TacclError):
-            code, text = error.exit_code, f"rank {self.rank}: {error}; the job is ended"
+            code, text = error.exit_code, f"rank {rank}: {error}; the job is ended"
         else:
             code = mpi.JOB_FAILED
-            text = f"rank {self.rank} failed with {type(error).__name__}: {error}; the job is ended"
-        if text and self.board.claim():
+            text = f"rank {rank} failed with {type(error).__name__}: {error}; the job is ended"
+        if self.guard.speaks() and text:
             mpi.say(f"taccl: {text}")
         if os.environ.get("TACCL_DEBUG", "") not in ("", "0"):
             traceback.print_exception(error)
-        mpi.abort(self.MPI, code)
+        if self._started:
+            mpi.abort(self.MPI, code)
+        self.guard.fail(code)
 
     def leave(self, code: int) -> None:
         """End this rank with an exit code that all ranks agree on."""

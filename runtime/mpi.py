@@ -1,4 +1,4 @@
-"""The one door to MPI: loading it, naming it, starting it, and never letting a job hang.
+"""The one door to MPI: loading it, naming it, starting it, ending it.
 
 Nothing else in the package imports mpi4py. Loading initialises MPI, so a process that only asks about the
 launcher (`launcher`, `mpiexec`) does not pay for it.
@@ -12,14 +12,12 @@ import re
 import shutil
 import sys
 import threading
-import time
 import traceback
-from array import array
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 from taccl.errors import EnvironmentProblem
 
@@ -35,6 +33,13 @@ OPEN_MPI_DEFAULTS: Mapping[str, str] = {
     "OMPI_MCA_osc": "^ucx",
 }
 
+# By which variables a launcher tells a process its rank, the number of ranks, and that of the ranks on its host.
+PLACES: Mapping[str, tuple[str, str, str]] = {
+    "openmpi": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    "mpich": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS"),
+    "slurm": ("SLURM_PROCID", "SLURM_NTASKS", ""),
+}
+
 ADVICE = "install one with: pip install 'taccl[mpi]'"
 
 
@@ -45,6 +50,7 @@ class Launcher:
     kind: str
     rank: int
     ranks: int
+    local: int = 0  # ranks on this host; 0: not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,20 +81,20 @@ def load() -> Any:
         raise EnvironmentProblem(f"mpi4py finds no MPI library ({first}); {ADVICE}") from error
     # All ranks of the host have these mapped by now. MPICH itself unlinks them at an orderly end only: a job
     # that ends by a signal or an abort would leave megabytes in /dev/shm.
-    unlink(segments(os.getpid()))
+    unlink(path for path in segments(os.getpid()) if "/mpich_shm_" in path)
     return MPI
 
 
 def segments(process: int) -> list[str]:
-    """Files in memory that MPICH's ranks of one host meet in, as far as this process has them mapped."""
+    """Files in memory in which MPICH and UCX have their ranks of one host meet, as far as this process has them
+    mapped and they still have a name."""
     try:
         maps = Path(f"/proc/{process}/maps").read_text(errors="replace")
     except OSError:  # the process is gone, or the system has no /proc
         return []
-    paths = {line.partition(" /dev/shm/mpich_shm_")[2] for line in maps.splitlines()}
-    return [
-        f"/dev/shm/mpich_shm_{path}" for path in sorted(paths) if path and not path.endswith(" (deleted)")
-    ]
+    found = {f"/dev/shm/{name}" for line in maps.splitlines() if (name := line.partition(" /dev/shm/")[2])}
+    own = ("/dev/shm/mpich_", "/dev/shm/ucx_shm_posix_")
+    return sorted(path for path in found if path.startswith(own) and not path.endswith(" (deleted)"))
 
 
 def unlink(paths: Iterable[str]) -> None:
@@ -122,13 +128,11 @@ def library(MPI: Any) -> Library:
 
 def launcher() -> Launcher:
     """Which launcher started this process, from its environment alone (MPI is not loaded)."""
-    for kind, rank, ranks in (
-        ("openmpi", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-        ("mpich", "PMI_RANK", "PMI_SIZE"),
-        ("slurm", "SLURM_PROCID", "SLURM_NTASKS"),
-    ):
+    for kind, (rank, ranks, local) in PLACES.items():
         try:
-            return Launcher(kind, int(os.environ[rank]), int(os.environ[ranks]))
+            return Launcher(
+                kind, int(os.environ[rank]), int(os.environ[ranks]), int(os.environ.get(local, 0))
+            )
         except (KeyError, ValueError):
             continue
     return Launcher("none", 0, 1)
@@ -192,130 +196,3 @@ def say(message: str) -> None:
     """Write one message to stderr in one piece, so that the texts of several ranks do not mix."""
     sys.stderr.flush()
     os.write(2, (message + "\n").encode(errors="backslashreplace"))
-
-
-class Waiter(Protocol):
-    """Something that waits and can say for what."""
-
-    left: int  # falls while there is progress
-
-    def describe(self) -> str:
-        """What it waits for, as the rest of "rank 3 made no progress for 5 s: ..."."""
-
-
-class Watchdog:
-    """A daemon thread that ends the job when this rank makes no progress for `deadline_s` seconds.
-
-    The main thread says with `doing` what it is about to wait for, whose `left` falls with progress; None when
-    it computes and waits for nobody. mpi4py gives up the GIL inside blocking calls, so the thread also runs
-    while the main thread sits in one. `board` is shared by the ranks of this node: it decides which one speaks
-    when several run out of time together, and tells who does not answer.
-    """
-
-    def __init__(self, MPI: Any, deadline_s: float, board: Board) -> None:
-        self.beats = 0
-        self.deadline_s = deadline_s
-        self._mpi = MPI
-        self._board = board
-        self._doing: str | Waiter | None = None
-        self._stop = threading.Event()
-        self._rank = MPI.COMM_WORLD.Get_rank()
-        self._thread = threading.Thread(target=self._watch, name="taccl-watchdog", daemon=True)
-        self._thread.start()
-
-    def doing(self, what: str | Waiter | None) -> None:
-        """What the rank is about to wait for; None when it waits for nothing."""
-        self.beats += 1
-        self._doing = what
-
-    def close(self) -> None:
-        """Stop watching."""
-        self._stop.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        seen, since = self._marks(), time.monotonic()
-        # A tick well below the deadline, so that the job ends soon after it.
-        while not self._stop.wait(min(0.1, self.deadline_s / 10)):
-            now = time.monotonic()
-            self._board.sign(now, self._doing is not None)
-            if self._marks() != seen or self._doing is None:
-                seen, since = self._marks(), now
-            elif now - since > self.deadline_s:
-                if self._board.claim():
-                    self._report()
-                abort(self._mpi, JOB_FAILED)
-
-    def _marks(self) -> tuple[int, int]:
-        """What changes when there is progress."""
-        doing = self._doing
-        return self.beats, 0 if doing is None or isinstance(doing, str) else doing.left
-
-    def _report(self) -> None:
-        doing = self._doing
-        text = doing if isinstance(doing, str) else doing.describe() if doing is not None else "it waits"
-        silent = self._board.silent(time.monotonic())
-        say(
-            f"taccl: rank {self._rank} made no progress for {self.deadline_s:g} s: {text}; "
-            + "".join(f"{line}; " for line in silent)
-            + "the job is ended"
-        )
-
-
-class Board:
-    """A few numbers of each rank of this node in shared memory: a sign of life, and whether it waits."""
-
-    CLAIM_S = 0.05  # longer than a store takes to be seen by every process of a busy node
-
-    def __init__(self, MPI: Any, comm: Any) -> None:
-        node = comm.Split_type(MPI.COMM_TYPE_SHARED)
-        self._slot = node.Get_rank()
-        self._window = MPI.Win.Allocate_shared(
-            8 * (1 + 2 * node.Get_size()) if self._slot == 0 else 0, 8, comm=node
-        )
-        self._cells = memoryview(self._window.Shared_query(0)[0]).cast("B").cast("d")
-        if self._slot == 0:
-            self._cells[:] = memoryview(bytes(8 * (1 + 2 * node.Get_size()))).cast("d")
-        mine = array("i", [comm.Get_rank()])
-        self._ranks = array("i", [0] * node.Get_size())
-        node.Allgather(mine, self._ranks)  # also: nobody signs before the cells are cleared
-        self.node = min(self._ranks)  # the node's first rank names it
-        self.node_ranks = node.Get_size()
-        self.node_slot = self._slot
-        self._node = node
-        self.sign(time.monotonic(), False)
-
-    def sign(self, now: float, waits: bool) -> None:
-        """This rank lives. CLOCK_MONOTONIC is one clock for all processes of a host."""
-        self._cells[1 + 2 * self._slot] = now
-        self._cells[2 + 2 * self._slot] = float(waits)
-
-    def claim(self) -> bool:
-        """Whether this rank may speak for the node (Fischer's mutual exclusion: the last to write wins).
-
-        A rank that may not is held back for a second, in which the one that may ends the job.
-        """
-        if not self._cells[0]:
-            self._cells[0] = self._slot + 1.0
-            time.sleep(self.CLAIM_S)
-            if self._cells[0] == self._slot + 1.0:
-                return True
-        time.sleep(1.0)
-        return False
-
-    def silent(self, now: float) -> list[str]:
-        """What is known of the ranks of this node that do not wait as the others do."""
-        found = []
-        for slot, rank in enumerate(self._ranks):
-            signed, waits = self._cells[1 + 2 * slot], self._cells[2 + 2 * slot]
-            if slot != self._slot and now - signed > 1.0:
-                found.append(f"rank {rank} has shown no sign of life for {now - signed:.1f} s")
-            elif slot != self._slot and not waits:
-                found.append(f"rank {rank} lives and waits for nobody")
-        return found
-
-    def close(self) -> None:
-        """Free the shared memory (collective)."""
-        self._cells.release()
-        self._window.Free()
-        self._node.Free()

@@ -15,6 +15,7 @@ from typing import Any
 import click
 
 from taccl import __version__, streams
+from taccl.entry import first_rank
 from taccl.errors import TacclError
 
 # Command -> (module in taccl.commands, one line of help). The help stands here so that `taccl --help` imports
@@ -96,7 +97,8 @@ class LazyGroup(click.Group):
         try:
             return super().make_context(*args, **kwargs)
         except KeyboardInterrupt:
-            say("interrupted", colour="yellow")
+            if first_rank():
+                say("interrupted", colour="yellow")
             raise click.exceptions.Exit(130) from None
         except OSError as error:
             raise click.exceptions.Exit(report(error)) from error
@@ -108,7 +110,8 @@ class LazyGroup(click.Group):
         except (click.exceptions.Exit, click.exceptions.ClickException):
             raise
         except KeyboardInterrupt:
-            say("interrupted", colour="yellow")
+            if first_rank():
+                say("interrupted", colour="yellow")
             raise click.exceptions.Exit(130) from None
         except Exception as error:
             raise click.exceptions.Exit(report(error)) from error

@@ -25,6 +25,13 @@ def main() -> None:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
+def first_rank() -> bool:
+    """Whether this process may speak for its job: by the variables of taccl.runtime.mpi, which is not loaded here."""
+    names = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
+    return next((os.environ[name] for name in names if name in os.environ), "0") == "0"
+
+
 def _leave(*_: object) -> None:
-    os.write(2, b"taccl: interrupted\n")
+    if first_rank():
+        os.write(2, b"taccl: interrupted\n")
     os._exit(130)

@@ -83,12 +83,15 @@ def taccl(ranks: int, *arguments: str) -> Ended:
 
 
 ODD = """
-import sys
+import os, signal, sys
 from taccl.cli import main
 from taccl.runtime.mpi import launcher
 victim, *line = sys.argv[1:]
 split = line.index("--but")
-sys.argv = ["taccl", *line[:split], *(line[split + 1:] if launcher().rank == int(victim) else [])]
+more = line[split + 1:] if launcher().rank == int(victim) else []
+if more == ["--stop"]:
+    os.kill(os.getpid(), signal.SIGSTOP)
+sys.argv = ["taccl", *line[:split], *more]
 main()
 """
 

@@ -38,6 +38,8 @@ def fail(how: str) -> None:
         sys.exit(3)
     elif how == "os_exit":
         os._exit(3)
+    elif how == "interrupt":
+        os.kill(os.getsid(0), signal.SIGINT)  # the test starts mpiexec in a session of its own
 
 
 def segments() -> list[str]:

@@ -84,11 +84,11 @@ def command(
 
     Rank 0 writes the profile. Leave the machine alone meanwhile: what runs beside is measured too.
     """
-    from taccl.runtime import mpi, start
+    from taccl.runtime import guard, mpi
 
     if as_json and output == "-":
         raise UsageError("--json and -o - both want stdout; name a file for the profile")
-    with start.limited(deadline):
+    with guard.limited(deadline):
         MPI = mpi.load()
         if MPI.COMM_WORLD.Get_size() < 2:
             raise UsageError(

@@ -1,0 +1,274 @@
+"""A child process of each rank, for when the rank itself cannot speak or act.
+
+MPI_Init waits for all ranks, for ever when one of them left before it, and holds Python's lock meanwhile: no thread
+and no signal handler of this process can run. So the child limits the start. Later it waits for the end of its rank:
+who is killed or crashes cannot say so, and not every launcher does.
+
+Of all ranks and children of a host one speaks, the first that claims the job's voice: a name in the system's abstract
+socket names, which is there as long as somebody holds the socket and is no file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import mmap
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from taccl.runtime import mpi
+
+LEAST_S = 10.0  # to start: processes of one job may begin seconds apart
+TICK_S = 0.1  # between two looks at the memory that the rank has mapped, and at the other ranks
+FORKED_S = 2.0  # by then a launcher has started all ranks of a host
+LINGER_S = 10.0  # the longest that the voice is held after the rank's end, while the launcher ends the others
+NOTE_BYTES = 1024
+KEY_BYTES = 8
+# What the rank tells its child; numbers of signals are smaller.
+STARTED, DONE, FAILED = 0x80, 0x81, 0x82  # followed by a key, nothing, an exit code
+
+
+class Guard:
+    """The child, from before the start of MPI to the end of the job. Without a launcher there is none."""
+
+    def __init__(self, deadline_s: float) -> None:
+        self._place = mpi.launcher()
+        self._voice = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._key = f"start-{os.getppid()}"  # the ranks of a host have one launcher as their parent
+        self._note = mmap.mmap(-1, NOTE_BYTES)  # shared with the child
+        self._child = 0
+        if self._place.ranks < 2:
+            return
+        self.note("it was starting MPI")
+        reader, self._writer = os.pipe()
+        os.set_blocking(self._writer, False)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        rank, launcher = os.getpid(), os.getppid()
+        self._child = os.fork()
+        if self._child == 0:
+            try:
+                os.close(self._writer)
+                self._watch(reader, rank, launcher, max(deadline_s, LEAST_S))
+            finally:
+                os._exit(0)
+        os.close(reader)
+        # Python's own part of a signal handler runs inside MPI_Init too: it writes the signal's number.
+        self._wakes = threading.current_thread() is threading.main_thread()
+        if self._wakes:
+            signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
+
+    def started(self, key: bytes) -> None:
+        """MPI has started. key: KEY_BYTES that the ranks of this host share and no other job has."""
+        self._key = key.hex()
+        self._awake()
+        self._tell(bytes([STARTED]) + key)
+
+    def note(self, text: str) -> None:
+        """What the rank is doing, for the case that it cannot say so later."""
+        line = text.encode(errors="backslashreplace")[: NOTE_BYTES - 16]
+        self._note[: 16 + len(line)] = struct.pack("dQ", time.monotonic(), len(line)) + line
+
+    def speaks(self) -> bool:
+        """Whether this rank may speak for the host. One that may not waits for the end that the other one brings."""
+        if self._claim():
+            return True
+        time.sleep(1.0)
+        return False
+
+    def _claim(self) -> bool:
+        try:
+            self._voice.bind(f"\0taccl-{self._key}")
+        except OSError as error:
+            # Elsewhere than on Linux there are no such names; then everybody speaks.
+            return error.errno not in (errno.EADDRINUSE, errno.EINVAL)
+        return True
+
+    def fail(self, code: int) -> None:
+        """End the job, whose MPI has not started; does not return."""
+        self._awake()
+        self._tell(bytes([FAILED, code]))
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+    def close(self) -> None:
+        """The rank ends in an orderly way."""
+        if self._child:
+            self._awake()
+            self._tell(bytes([DONE]))
+            with contextlib.suppress(ChildProcessError):  # somebody else ended it
+                os.waitpid(self._child, 0)
+            os.close(self._writer)
+            self._child = 0
+        self._voice.close()
+        self._note.close()
+
+    def _awake(self) -> None:
+        if self._child and self._wakes:
+            signal.set_wakeup_fd(-1)
+            self._wakes = False
+
+    def _tell(self, word: bytes) -> None:
+        if self._child:
+            with contextlib.suppress(BrokenPipeError):
+                os.write(self._writer, word)
+
+    def _watch(self, reader: int, rank: int, launcher: int, patience_s: float) -> None:
+        """In the child, until the rank says that it ends, dies, or is to be ended."""
+        os.setsid()  # signals are for the rank; this process ends with it, and clears up
+        os.closerange(0, 2)
+        begin = time.monotonic()
+        # One after another, so that the first one's message is the only one: it ends the job.
+        end = begin + patience_s + 0.5 * min(self._place.rank, 20)
+        starting, said, code, segments = True, "", mpi.JOB_FAILED, set[str]()
+        siblings = Siblings(self._place, launcher)
+        while not said:
+            left_s = end - time.monotonic() if starting else None
+            if left_s is not None and left_s <= 0:
+                said = (
+                    f"rank {self._place.rank} waited {patience_s:g} s for MPI to start: {siblings.suspect()}"
+                )
+                break
+            wait_s = None if left_s is None else min(left_s, TICK_S)
+            heard = bool(select.select([reader], [], [], wait_s)[0])
+            word = os.read(reader, 1) if heard else b""
+            if starting:
+                segments.update(mpi.segments(rank))
+            if starting or not word:
+                siblings.look(starting and time.monotonic() - begin > FORKED_S)
+            if heard and not word:
+                # Where the launcher has ended this rank because of another one, that one is named.
+                said = f"{siblings.gone or f'rank {self._place.rank}'} has died (killed or crashed)"
+                said += "" if siblings.gone else self._last_note()
+            elif word == bytes([STARTED]):
+                self._key, starting = os.read(reader, KEY_BYTES).hex(), False
+            elif word == bytes([DONE]):
+                return
+            elif word == bytes([FAILED]):
+                code = os.read(reader, 1)[0]
+                break
+            elif word == bytes([signal.SIGINT]):
+                said, code = "interrupted", 130
+            elif starting and siblings.gone:
+                said = f"{siblings.gone} ended before all ranks had started MPI"
+        spoke = False
+        if said:
+            spoke = self._claim()
+            if spoke:
+                mpi.say(f"taccl: {said}" + "; the job is ended" * (code == mpi.JOB_FAILED))
+        if not said or spoke or code == 130:
+            mpi.unlink(segments.union(mpi.segments(rank)))
+            siblings.free()
+            self._end(rank, code)
+        self._linger(launcher, segments)
+
+    def _last_note(self) -> str:
+        written, length = struct.unpack("dQ", self._note[:16])
+        text = self._note[16 : 16 + length].decode(errors="replace")
+        return f"; {max(0.0, time.monotonic() - written):.1f} s before, {text}"
+
+    def _end(self, rank: int, code: int) -> None:
+        """End the job where the launcher can be told to, and the rank in any case."""
+        if self._place.kind == "mpich" and "PMI_FD" in os.environ:
+            time.sleep(0.2)  # the launcher drops what it has not passed on when it ends the job
+            with contextlib.suppress(OSError):  # it has ended the job
+                # What MPI_Abort does, in the words of PMI version 1.
+                os.write(int(os.environ["PMI_FD"]), f"cmd=abort exitcode={code}\n".encode())
+            time.sleep(1.0)
+        if os.getppid() == rank:
+            os.kill(rank, signal.SIGKILL)
+
+    def _linger(self, launcher: int, segments: set[str]) -> None:
+        """Hold the voice, if it is held, until the launcher has ended the other ranks."""
+        mpi.unlink(segments)
+        voice = self._voice.fileno()
+        if not self._voice.getsockname():
+            return
+        os.closerange(0, voice)
+        os.closerange(voice + 1, 1024)
+        end = time.monotonic() + LINGER_S
+        while time.monotonic() < end and Path(f"/proc/{launcher}/stat").exists():
+            time.sleep(0.02)
+
+
+@contextlib.contextmanager
+def limited(deadline_s: float) -> Iterator[None]:
+    """End the job when what is done inside, by all ranks, lasts longer than the deadline (at least LEAST_S).
+
+    The job ends with JOB_FAILED under MPICH's launcher; others give the code of a killed rank.
+    """
+    guard = Guard(deadline_s)
+    try:
+        yield
+    finally:
+        guard.close()
+
+
+class Siblings:
+    """The ranks of this host, as far as they are children of one launcher and the system lists them."""
+
+    def __init__(self, place: mpi.Launcher, launcher: int) -> None:
+        self.gone = ""  # who ended, once one did
+        self._place, self._launcher = place, launcher
+        self._seen: dict[int, int] = {}  # process -> rank
+        # A parent that has a rank itself is a wrapper of one rank.
+        self._known = self._number(launcher) is None
+
+    def _number(self, process: int) -> int | None:
+        name = mpi.PLACES[self._place.kind][0].encode() + b"="
+        try:
+            environment = Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
+        except OSError:
+            return None
+        return next((int(one[len(name) :]) for one in environment if one.startswith(name)), None)
+
+    def look(self, all_forked: bool) -> None:
+        """See who is there. all_forked: whether who was never there has ended."""
+        try:
+            listed = Path(f"/proc/{self._launcher}/task/{self._launcher}/children").read_text().split()
+        except OSError:
+            return
+        if not self._known or self.gone:
+            return
+        for process in map(int, listed):
+            if process not in self._seen and (number := self._number(process)) is not None:
+                self._seen[process] = number
+        ended = [number for process, number in self._seen.items() if _state(process) in "ZX"]
+        if all_forked and len(self._seen) < self._place.local:
+            everywhere = self._place.local == self._place.ranks
+            ended += sorted({*range(self._place.ranks)} - {*self._seen.values()}) if everywhere else [-1]
+        ended = [number for number in ended if number != self._place.rank]
+        if ended:
+            self.gone = f"rank {ended[0]}" if ended[0] >= 0 else "another rank of this host"
+
+    def suspect(self) -> str:
+        """Why MPI does not start, as far as can be seen."""
+        if stopped := self._stopped():
+            return f"rank {min(self._seen[one] for one in stopped)} is stopped"
+        return "another rank has ended (are its options the same?) or was never started"
+
+    def free(self) -> None:
+        """End who is stopped: a launcher that asks first waits for them."""
+        for process in self._stopped():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+
+    def _stopped(self) -> list[int]:
+        return [process for process in self._seen if _state(process) in "Tt"]
+
+
+def _state(process: int) -> str:
+    """The letter of /proc/PID/stat; X: there is no such process."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "X"

@@ -1,0 +1,131 @@
+"""A rank that makes no progress ends the job, with a message that says who waits for whom."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from array import array
+from typing import Any, Protocol
+
+from taccl.runtime import mpi
+from taccl.runtime.guard import KEY_BYTES, Guard
+
+
+class Waiter(Protocol):
+    """Something that waits and can say for what."""
+
+    left: int  # falls while there is progress
+
+    def describe(self) -> str:
+        """What it waits for, as the rest of "rank 3 made no progress for 5 s: ..."."""
+
+
+class Watchdog:
+    """A daemon thread that ends the job when this rank makes no progress for `deadline_s` seconds.
+
+    The main thread says with `doing` what it is about to wait for, whose `left` falls with progress; None when
+    it computes and waits for nobody. mpi4py gives up the GIL inside blocking calls, so the thread also runs
+    while the main thread sits in one. `board` is shared by the ranks of this node and tells who does not answer;
+    `guard` decides which one speaks when several run out of time together, and gets a note of what this one waits
+    for.
+    """
+
+    def __init__(self, MPI: Any, deadline_s: float, board: Board, guard: Guard) -> None:
+        self.beats = 0
+        self.deadline_s = deadline_s
+        self._mpi = MPI
+        self._board, self._guard = board, guard
+        self._doing: str | Waiter | None = None
+        self._stop = threading.Event()
+        self._rank = MPI.COMM_WORLD.Get_rank()
+        self._thread = threading.Thread(target=self._watch, name="taccl-watchdog", daemon=True)
+        self._thread.start()
+
+    def doing(self, what: str | Waiter | None) -> None:
+        """What the rank is about to wait for; None when it waits for nothing."""
+        self.beats += 1
+        self._doing = what
+
+    def close(self) -> None:
+        """Stop watching."""
+        self._stop.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        seen, since = self._marks(), time.monotonic()
+        # A tick well below the deadline, so that the job ends soon after it.
+        while not self._stop.wait(min(0.1, self.deadline_s / 10)):
+            now = time.monotonic()
+            self._board.sign(now, self._doing is not None)
+            self._guard.note(self._waits())
+            if self._marks() != seen or self._doing is None:
+                seen, since = self._marks(), now
+            elif now - since > self.deadline_s:
+                if self._guard.speaks():
+                    self._report()
+                mpi.abort(self._mpi, mpi.JOB_FAILED)
+
+    def _marks(self) -> tuple[int, int]:
+        """What changes when there is progress."""
+        doing = self._doing
+        return self.beats, 0 if doing is None or isinstance(doing, str) else doing.left
+
+    def _waits(self) -> str:
+        doing = self._doing
+        if doing is None:
+            return "it waited for nobody"
+        return doing if isinstance(doing, str) else doing.describe()
+
+    def _report(self) -> None:
+        silent = self._board.silent(time.monotonic())
+        mpi.say(
+            f"taccl: rank {self._rank} made no progress for {self.deadline_s:g} s: {self._waits()}; "
+            + "".join(f"{line}; " for line in silent)
+            + "the job is ended"
+        )
+
+
+class Board:
+    """A few numbers of each rank of this node in shared memory: a sign of life, and whether it waits."""
+
+    def __init__(self, MPI: Any, comm: Any) -> None:
+        node = comm.Split_type(MPI.COMM_TYPE_SHARED)
+        self._slot = node.Get_rank()
+        self._window = MPI.Win.Allocate_shared(16 * node.Get_size() if self._slot == 0 else 0, 8, comm=node)
+        self._cells = memoryview(self._window.Shared_query(0)[0]).cast("B").cast("d")
+        if self._slot == 0:
+            self._cells[:] = memoryview(bytes(16 * node.Get_size())).cast("d")
+        mine = array("i", [comm.Get_rank()])
+        self._ranks = array("i", [0] * node.Get_size())
+        node.Allgather(mine, self._ranks)  # also: nobody signs before the cells are cleared
+        key = bytearray(os.urandom(KEY_BYTES))
+        node.Bcast(key)
+        self.key = bytes(key)  # the node's ranks have it alike
+        self.node = min(self._ranks)  # the node's first rank names it
+        self.node_ranks = node.Get_size()
+        self.node_slot = self._slot
+        self._node = node
+        self.sign(time.monotonic(), False)
+
+    def sign(self, now: float, waits: bool) -> None:
+        """This rank lives. CLOCK_MONOTONIC is one clock for all processes of a host."""
+        self._cells[2 * self._slot] = now
+        self._cells[2 * self._slot + 1] = float(waits)
+
+    def silent(self, now: float) -> list[str]:
+        """What is known of the ranks of this node that do not wait as the others do."""
+        found = []
+        for slot, rank in enumerate(self._ranks):
+            signed, waits = self._cells[2 * slot : 2 * slot + 2]
+            if slot != self._slot and now - signed > 1.0:
+                found.append(f"rank {rank} has shown no sign of life for {now - signed:.1f} s")
+            elif slot != self._slot and not waits:
+                found.append(f"rank {rank} lives and waits for nobody")
+        return found
+
+    def close(self) -> None:
+        """Free the shared memory (collective)."""
+        self._cells.release()
+        self._window.Free()
+        self._node.Free()
