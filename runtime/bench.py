@@ -27,8 +27,9 @@ from taccl.runtime.bind import (
     memory_chunks,
 )  # fmt: skip
 from taccl.runtime.dtypes import DType, inside_type
-from taccl.runtime.job import Job
+from taccl.runtime.job import Job, Neighbours
 from taccl.runtime.layout import Layout, layout
+from taccl.runtime.paced import PacedTransport
 from taccl.runtime.reference import Reference
 from taccl.runtime.shm import ROOM_BYTES, ROOMS, SharedMemoryTransport
 from taccl.runtime.trace import Trace
@@ -55,6 +56,7 @@ class Settings:
     device: str  # "host" | "cuda"
     transport: str  # "shm" | "mpi" | "mpi-cuda" | "staged-mpi"
     buffers: str  # "private" | "shared": whether the collective's buffers lie in shared memory
+    pace: bool  # between nodes, of messages in host memory
     accumulate: str  # "type" | "float32": in which 16-bit floats are reduced on their way
     reference: bool
     deadline_s: float | None = None  # without progress; None: `patience_s` of the size
@@ -104,19 +106,21 @@ class Row:
 
 
 def measure(
-    job: Job, loaded: Loaded, settings: Settings, node: Sequence[int], against: Loaded | None = None
+    job: Job, loaded: Loaded, settings: Settings, neighbours: Neighbours, against: Loaded | None = None
 ) -> Iterator[Row]:
     """The rows, in order of type, reduction and size; collective over the ranks of the job.
 
-    node: the ranks that this one shares memory with, itself among them. against: a program that takes turns with
-    this one in place of MPI's own collective.
+    against: a program that takes turns with this one in place of MPI's own collective.
     Raises EnvironmentProblem when memory is too small, before allocating it; CheckFailed when `against` is wrong.
     """
 
     def compiled(one: Loaded) -> dict[str, Compiled]:
         modes = [mode for mode in settings.modes if mode in one.modes]
+        nodes = neighbours.nodes if settings.pace and settings.device == "host" else None
         return {
-            mode: compile_program(one.program, one.collective, mode == "in_place", [job.rank], one.order)
+            mode: compile_program(
+                one.program, one.collective, mode == "in_place", [job.rank], one.order, nodes
+            )
             for mode in modes
         }
 
@@ -131,7 +135,7 @@ def measure(
             for shape in layouts(collective, dtype, settings.sizes_bytes):
                 found = {
                     mode: _measure_mode(
-                        job, mine[mode], shape, dtype, op, settings, node,
+                        job, mine[mode], shape, dtype, op, settings, neighbours,
                         _other(collective, shape, others.get(mode)), against is None,
                     )
                     for mode in settings.modes
@@ -182,7 +186,7 @@ def _measure_mode(
     dtype: DType,
     op: str | None,
     settings: Settings,
-    node: Sequence[int],
+    neighbours: Neighbours,
     other: tuple[Compiled, Layout] | None,
     beside_mpi: bool,
 ) -> Measurement:
@@ -201,7 +205,7 @@ def _measure_mode(
     buffers = host if cuda is None else _device_buffers(cuda, compiled, shape, dtype, job.rank)
 
     def bind(one: Compiled, on: Layout) -> Bound:
-        transport, own = _transport(job, one, on.chunk_elements * inside.bytes, settings, node, cuda)
+        transport, own = _transport(job, one, on.chunk_elements * inside.bytes, settings, neighbours, cuda)
         xp = cuda.xp if cuda else np
         bound = job.together(
             "the binding of the program",
@@ -234,16 +238,19 @@ def _measure_mode(
 
 
 def _transport(
-    job: Job, compiled: Compiled, chunk_bytes: int, settings: Settings, node: Sequence[int], cuda: Any
+    job: Job, compiled: Compiled, chunk_bytes: int, settings: Settings, neighbours: Neighbours, cuda: Any
 ) -> tuple[Transport, Callable[[int, Any], Any] | None]:
     """The transport, and where the memory that the program needs inside comes from (None: anywhere)."""
     over_mpi = MpiTransport(job.MPI, job.data, chunk_bytes, cuda)
     if cuda is not None and settings.transport == "staged-mpi":
         return StagedTransport(over_mpi, cuda), None
+    between: Transport = over_mpi
+    if cuda is None and settings.pace and len(set(neighbours.nodes)) > 1:
+        between = PacedTransport(job.MPI, over_mpi, job.receipts, neighbours.nodes)
     if settings.transport == "shm":
-        shm = SharedMemoryTransport(job.memory, job.rank, node, compiled.messages, over_mpi)
-        return shm, job.memory.empty
-    return over_mpi, None
+        node = neighbours.sharing[job.rank]
+        return SharedMemoryTransport(job.memory, job.rank, node, compiled.messages, between), job.memory.empty
+    return between, None
 
 
 def _device_buffers(cuda: Any, compiled: Compiled, shape: Layout, dtype: DType, rank: int) -> Buffers:

@@ -38,12 +38,13 @@ def compile_program(
     inplace: bool,
     wanted: Sequence[int],
     order: Trace | None = None,
+    nodes: Sequence[int] | None = None,
 ) -> Compiled:
     """Compile for the wanted ranks. In place, input and output are views of one memory where the collective
-    says so."""
+    says so. nodes: of each rank its node, where messages between nodes are paced."""
     order = trace(program) if order is None else order
     views = {r: pair for r, pair in enumerate(collective.inplace) if pair is not None} if inplace else {}
-    plans = compile_ranks(program, order, views, wanted)
+    plans = compile_ranks(program, order, views, wanted, nodes)
     messages = [[0] * program.ranks for _ in range(program.ranks)]
     for (rank, tb, _), tag in order.send_tag.items():
         peer = program.gpus[rank].threadblocks[tb].send

@@ -11,6 +11,10 @@ for each connection as the protocol's FIFO has. Then the whole job is tried symb
 for their receive; if that hangs, every receive that has to wait for anything gets a staging slot of its own
 instead, after which nothing can hang that the trace did not.
 
+Between nodes messages compete for the uplinks, and there the program's order of sends is kept too: a send waits for
+the one before it on its connection, and for the steps that it depends on, be it for data or only for order. Where the
+trial says that the job would hang so, the data alone decide.
+
 Where a transport lets a rank read what another one sends, staging memory is not needed: the operation that would
 read it reads the sender's memory. The send is then done only after that operation, so this too is tried first.
 """
@@ -60,32 +64,46 @@ class Plan:
 
 
 def compile_ranks(
-    program: Program, order: Trace, inplace: Mapping[int, tuple[int, int]], wanted: Sequence[int]
+    program: Program,
+    order: Trace,
+    inplace: Mapping[int, tuple[int, int]],
+    wanted: Sequence[int],
+    nodes: Sequence[int] | None = None,
 ) -> list[Plan]:
     """The plans of the wanted ranks.
 
-    inplace: for each rank whose input and output are views of one memory, their first chunks in it.
+    inplace: for each rank whose input and output are views of one memory, their first chunks in it. nodes: of each
+    rank its node; sends from one to another keep the program's order. None: no send does.
     """
+    if nodes is not None and len(set(nodes)) == 1:
+        nodes = None
     steps: list[list[tuple[int, int]]] = [[] for _ in program.gpus]
     for rank, tb, number in order.order:
         steps[rank].append((tb, number))
 
-    def plan(rank: int, patient: bool) -> Plan:
-        return _Compiler(program, order, rank, inplace.get(rank), patient).plan(steps[rank])
+    def plan(rank: int, patient: bool, nodes: Sequence[int] | None) -> Plan:
+        return _Compiler(program, order, rank, inplace.get(rank), patient, nodes).plan(steps[rank])
 
     if len(order.order) <= TRIAL_STEPS:
-        plans = [plan(rank, True) for rank in range(program.ranks)]
-        for direct in (True, False):
-            if finishes(plans, direct):
-                return [replace(plans[rank], direct=direct) for rank in wanted]
-    return [plan(rank, False) for rank in wanted]
+        for kept in (None,) if nodes is None else (nodes, None):
+            plans = [plan(rank, True, kept) for rank in range(program.ranks)]
+            for direct in (True, False):
+                if finishes(plans, direct):
+                    return [replace(plans[rank], direct=direct) for rank in wanted]
+    return [plan(rank, False, None) for rank in wanted]
 
 
 class _Compiler:
     """Builds one rank's operations; `patient` receives may wait for local operations, others may not."""
 
     def __init__(
-        self, program: Program, order: Trace, rank: int, inplace: tuple[int, int] | None, patient: bool
+        self,
+        program: Program,
+        order: Trace,
+        rank: int,
+        inplace: tuple[int, int] | None,
+        patient: bool,
+        nodes: Sequence[int] | None,
     ) -> None:
         self.program, self.order, self.rank, self.patient = program, order, rank, patient
         # In place, chunks of "i" and "o" are cells of one memory, so that hazards between the two are seen.
@@ -99,6 +117,12 @@ class _Compiler:
         self.staging = 0
         self.slots: dict[int, list[Range]] = {}  # threadblock index -> staging slots of its connection
         self.uses: defaultdict[int, int] = defaultdict(int)
+        self.nodes = nodes
+        self.index = {tb.id: index for index, tb in enumerate(program.gpus[rank].threadblocks)}
+        # What a send of another node waits for beside its data: the operations that complete the steps which its
+        # threadblock has waited for since the last send, and that send.
+        self.awaited: defaultdict[int, set[int]] = defaultdict(set)
+        self.through: dict[tuple[int, int], set[int]] = {}
 
     def plan(self, steps: Sequence[tuple[int, int]]) -> Plan:
         for tb, number in steps:
@@ -111,6 +135,9 @@ class _Compiler:
         src: Range = (step.src_buffer, step.src_offset, step.count)
         dst: Range = (step.dst_buffer, step.dst_offset, step.count)
         place = (self.rank, tb_index, number)
+        if step.depends is not None:
+            self.awaited[tb_index] |= self.through[self.index[step.depends[0]], step.depends[1]]
+        first = len(self.operations)
 
         def add(
             kind: str, dst: Range | None, src: Range | None = None, received: Range | None = None
@@ -122,8 +149,13 @@ class _Compiler:
                 peer, tag = tb.recv, self.order.recv_tag[place]
             before = self._predecessors(dst, src, received)
             index = len(self.operations)
+            if kind == "send" and self.nodes is not None and self.nodes[peer] != self.nodes[self.rank]:
+                before |= self.awaited[tb_index]
+                self.awaited[tb_index] = {index}
             self.operations.append(
-                Operation(kind, dst, src, received, peer, tb.channel, tag, tb.id, number, before)
+                Operation(
+                    kind, dst, src, received, peer, tb.channel, tag, tb.id, number, tuple(sorted(before))
+                )
             )
             self._record(index, dst, src, received)
 
@@ -149,6 +181,8 @@ class _Compiler:
             add("copy", dst, src)
         elif step.kind == "re":
             add("reduce", dst, dst, src)
+        made = len(self.operations) - 1
+        self.through[tb_index, number] = {made} if made >= first else set(self.awaited[tb_index])
 
     def _cells(self, extent: Range | None) -> list[tuple[str, int]]:
         if extent is None:
@@ -156,7 +190,7 @@ class _Compiler:
         buffer, first = self.base[extent[0]]
         return [(buffer, first + extent[1] + i) for i in range(extent[2])]
 
-    def _predecessors(self, dst: Range | None, *reads: Range | None) -> tuple[int, ...]:
+    def _predecessors(self, dst: Range | None, *reads: Range | None) -> set[int]:
         found: set[int] = set()
         for extent in reads:
             for cell in self._cells(extent):
@@ -166,7 +200,7 @@ class _Compiler:
             if cell in self.writer:
                 found.add(self.writer[cell])
             found.update(self.readers.get(cell, ()))
-        return tuple(sorted(found))
+        return found
 
     def _record(self, index: int, dst: Range | None, *reads: Range | None) -> None:
         for extent in reads:

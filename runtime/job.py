@@ -34,8 +34,9 @@ SPINS = 2  # empty polls before the core is offered to others, when every rank h
 
 @dataclass(frozen=True, slots=True)
 class Neighbours:
-    """Of each rank those that it shares memory with, itself among them, and why this rank shares none."""
+    """Of each rank its node and those that it shares memory with, itself among them, and why this rank shares none."""
 
+    nodes: tuple[int, ...]  # named by their first ranks
     sharing: tuple[tuple[int, ...], ...]
     why_not: str
 
@@ -53,6 +54,7 @@ class Job:
             self.ranks: int = world.Get_size()
             self.control = world.Dup()  # agreement, barriers, times
             self.data = world.Dup()  # the program's messages, whose tags are its own
+            self.receipts = world.Dup()  # confirmations of messages, with the tags of these
             self.board = watchdog.Board(self.MPI, world)
             self.watchdog = watchdog.Watchdog(self.MPI, deadline_s, self.board, self.guard)
             self.guard.started(self.board.key)
@@ -82,6 +84,7 @@ class Job:
             self.board.close()
             self.control.Free()
             self.data.Free()
+            self.receipts.Free()
             self.guard.close()
         except BaseException as late:
             self._fail(late)
@@ -228,7 +231,14 @@ class Job:
         ]
         if not why and failed[nodes == self.board.node].any():
             why = "another rank of this node cannot share its memory"
-        return Neighbours(tuple(sharing), why)
+        return Neighbours(tuple(nodes.tolist()), tuple(sharing), why)
+
+    def alone(self) -> Neighbours:
+        """No rank shares memory with another (collective)."""
+        nodes = self.gather_bytes(np.array([self.board.node], np.int64).view(np.uint8), "the look at nodes")
+        return Neighbours(
+            tuple(nodes.view(np.int64)[:, 0].tolist()), tuple((rank,) for rank in range(self.ranks)), ""
+        )
 
     def connect(self, bound: Bound) -> None:
         """Let the ranks' transports learn of each other, after all have made their part of the collective."""

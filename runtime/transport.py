@@ -64,7 +64,7 @@ class Transport(Protocol):
 
     def begin(self) -> str:
         """Begin a run; all messages of the last one are finished on this rank. When it cannot begin yet, what it waits
-        for; it is called again then."""
+        for; it is called again then. A transport inside another one may be asked again after it has begun."""
 
     def end(self) -> None:
         """All messages of the run are finished on this rank."""

@@ -26,7 +26,7 @@ class MpiTransport(Plain):
     def __init__(
         self, MPI: Any, comm: Any, chunk_bytes: int, cuda: Cuda | None = None, large_bytes: int = LARGE_BYTES
     ) -> None:
-        self._comm = comm
+        self.comm = comm
         self._mpi = MPI
         self.idle = MPI.REQUEST_NULL
         # MPI does not know of streams: device operations must be finished before it touches their data.
@@ -37,7 +37,8 @@ class MpiTransport(Plain):
         self._chunk_type: Any = None
         self._largest_tag = int(comm.Get_attr(MPI.TAG_UB))
 
-    def _data(self, array: Any, tag: int) -> list[Any]:
+    def data(self, array: Any, tag: int) -> list[Any]:
+        """The array as the calls of MPI take it. Raises EnvironmentProblem for what they cannot name or count."""
         if tag > self._largest_tag:
             raise EnvironmentProblem(
                 f"the program has more messages between two ranks than the MPI library has tags "
@@ -63,10 +64,10 @@ class MpiTransport(Plain):
         return Message(self, request, request.Start, free=request.Free)
 
     def send(self, array: Any, peer: int, tag: int) -> Message:
-        return self._message(self._comm.Send_init(self._data(array, tag), peer, tag))
+        return self._message(self.comm.Send_init(self.data(array, tag), peer, tag))
 
     def recv(self, array: Any, peer: int, tag: int) -> Message:
-        return self._message(self._comm.Recv_init(self._data(array, tag), peer, tag))
+        return self._message(self.comm.Recv_init(self.data(array, tag), peer, tag))
 
     def poll(self, tokens: list[Any]) -> Sequence[int] | None:
         if len(tokens) == 1:

@@ -10,7 +10,7 @@ import device_double
 import numpy as np
 import runtime_programs as programs
 
-from taccl.runtime import check, shm, transports
+from taccl.runtime import check, paced, shm, transports
 from taccl.runtime.bind import Bound, Buffers, compile_program
 from taccl.runtime.dtypes import DTYPES
 from taccl.runtime.gpu import Cuda
@@ -45,7 +45,8 @@ def one(job, program, elements, dtype, op, how, inplace=False):
     order = trace(program)
     collective = collective_of(program, order)
     op = op if collective.combining else None
-    compiled = compile_program(program, collective, inplace, [job.rank], order)
+    nodes = NODES if how == "paced" else None
+    compiled = compile_program(program, collective, inplace, [job.rank], order, nodes)
     shape = layout(collective, elements)
     empty = job.memory.empty if how == "shared" else np.empty
     guarded = check.allocate(collective, shape, job.rank, dtype, inplace, empty)
@@ -59,6 +60,9 @@ def one(job, program, elements, dtype, op, how, inplace=False):
         node = NEIGHBOURS.sharing[job.rank] if how != "mixed" else (0, 1) if job.rank < 2 else (job.rank,)
         transport = shm.SharedMemoryTransport(job.memory, job.rank, node, compiled.messages, inner)
         inside = job.memory.empty
+    elif how == "paced":
+        inner = transports.MpiTransport(job.MPI, job.data, chunk_bytes)
+        transport = paced.PacedTransport(job.MPI, inner, job.receipts, NODES)
     elif how == "large":  # every message is "too long", and is counted in chunks
         transport = inner = transports.MpiTransport(job.MPI, job.data, chunk_bytes, None, 8)
     else:
@@ -88,6 +92,10 @@ if sys.argv[1] in SHM:
     # Messages of a few KB go every way that there is.
     shm.SHORT_BYTES, shm.PARCEL_BYTES = 64, 4096
 
+# Messages of a few KB go in many segments to the other node, the shortest as they are.
+paced.PLAIN_BYTES, paced.SEGMENT_BYTES, paced.BUFFER_BYTES = 64, 400, 1000
+NODES = (0, 0, 2)
+
 with Job(20.0) as job:
     NEIGHBOURS = job.share_memory()
     assert NEIGHBOURS.sharing == (tuple(range(job.ranks)),) * job.ranks and not NEIGHBOURS.why_not
@@ -104,7 +112,7 @@ with Job(20.0) as job:
         programs.ring_allreduce(job.ranks, 2),
         programs.inplace_exchange(job.ranks),
     ):
-        for elements in (2400, 24) if sys.argv[1] in (*SHM, "large") else ():
+        for elements in (2400, 24) if sys.argv[1] in (*SHM, "large", "paced") else ():
             wrong += one(job, program, elements, DTYPES["int32"], "sum", sys.argv[1], True)
             cases += 1
     gc.collect()

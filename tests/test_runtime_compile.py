@@ -86,3 +86,41 @@ def test_predecessors_come_before():
     for plan in plans(programs.ring_allreduce(5, 3), inplace=True):
         for index, op in enumerate(plan.operations):
             assert all(before < index for before in op.predecessors)
+
+
+def orderly(*, slot=False):
+    """Rank 0 sends "i" 0 to rank 1 and then, for order only, "i" 1 on another channel. slot: rank 1 has one cell for
+    both, and takes the second message first."""
+    cell = 0 if slot else 1
+    sender = [
+        (1, -1, 0, [("s", "i", 0, "o", 0, 1)]),
+        (1, -1, 1, [("nop", "i", 0, "i", 0, 0, (0, 0)), ("s", "i", 1, "o", cell, 1)]),
+    ]
+    late = ("r", "i", 0, "o", 0, 1, (1, 0)) if slot else ("r", "i", 0, "o", 0, 1)
+    receiver = [(-1, 0, 0, [late]), (-1, 0, 1, [("r", "i", 1, "o", cell, 1)])]
+    return programs.program("custom", 2, 2, [(2, 2, 0, sender), (2, 2, 0, receiver)])
+
+
+def sends_of(program, nodes):
+    plan = compile_ranks(program, trace(program), {}, [0], nodes)[0]
+    return [op.predecessors for op in plan.operations if op.kind == "send"]
+
+
+def test_between_nodes_sends_keep_the_order_of_the_program():
+    assert sends_of(orderly(), None) == sends_of(orderly(), (7, 7)) == [(), ()]
+    assert sends_of(orderly(), (0, 1)) == [(), (0,)]
+
+
+def test_sends_of_one_connection_follow_each_other():
+    program = programs.program("custom", 2, 2, [
+        (2, 2, 0, [(1, -1, 0, [("s", "i", c, "o", c, 1) for c in (0, 1)])]),
+        (2, 2, 0, [(-1, 0, 0, [("r", "i", c, "o", c, 1) for c in (0, 1)])]),
+    ])  # fmt: skip
+    assert sends_of(program, (0, 1)) == [(), (0,)]
+
+
+def test_order_that_would_hang_is_given_up():
+    program = orderly(slot=True)
+    assert sends_of(program, (0, 1)) == [(), ()]
+    plans = compile_ranks(program, trace(program), {}, range(2), (0, 1))
+    assert finishes(plans)

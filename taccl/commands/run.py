@@ -134,6 +134,12 @@ class RankedCommand(click.Command):
     help="Memory of the collective's buffers: a program's own, or the executor's shared segments.",
 )
 @click.option(
+    "--pace/--no-pace",
+    default=True,
+    show_default=True,
+    help="Between nodes keep the program's order of messages, and send them in confirmed segments.",
+)
+@click.option(
     "--device",
     type=click.Choice(("auto", "host", "cuda")),
     default="host",
@@ -211,7 +217,7 @@ def _run(job: Job, options: dict[str, Any]) -> bool:
         for text in [*lines, *table.header(beside, bool(predict))]:
             print(text, file=out, flush=True)
     rows: list[tuple[Row, float | None]] = []
-    for row in measure(job, loaded, settings, neighbours.sharing[job.rank], against):
+    for row in measure(job, loaded, settings, neighbours, against):
         predicted = predict(row.size_bytes) if predict is not None and first else None
         rows.append((row, predicted))
         if first:

@@ -56,7 +56,8 @@ def prepare(job: Job, options: dict[str, Any]) -> tuple[Loaded, Loaded | None, S
         sizes_bytes=sizes, dtypes=dtypes, ops=ops, modes=_modes(options, loaded),
         iterations=options["iters"], warmup=options["warmup"], checks=options["checks"], device=device,
         transport=_transport(options["transport"], device, options["buffers"]), buffers=options["buffers"],
-        accumulate=options["accumulate"], reference=options["reference"], deadline_s=options["deadline"],
+        accumulate=options["accumulate"], pace=options["pace"], reference=options["reference"],
+        deadline_s=options["deadline"],
     )  # fmt: skip
     return loaded, against, settings, topology or its_topology
 
@@ -168,9 +169,7 @@ def with_transport(job: Job, settings: Settings) -> tuple[Settings, Neighbours]:
     import numpy as np
 
     from taccl.runtime.doctor import mpi_takes_device_memory
-    from taccl.runtime.job import Neighbours
 
-    alone = Neighbours(tuple((rank,) for rank in range(job.ranks)), "")
     if settings.device == "host" and settings.transport in ("auto", "shm"):
         found = job.share_memory()
         some = any(len(ranks) > 1 for ranks in found.sharing)
@@ -179,10 +178,12 @@ def with_transport(job: Job, settings: Settings) -> tuple[Settings, Neighbours]:
         transport = "shm" if some or settings.transport == "shm" or settings.buffers == "shared" else "mpi"
         return dataclasses.replace(settings, transport=transport), found
     if settings.transport != "auto":
-        return settings, alone
+        return settings, job.alone()
     aware = job.rank == 0 and mpi_takes_device_memory()[0]
     everyone = job.gather_bytes(np.array([aware], np.uint8), "the probe of device memory")
-    return dataclasses.replace(settings, transport="mpi-cuda" if everyone[0, 0] else "staged-mpi"), alone
+    return dataclasses.replace(
+        settings, transport="mpi-cuda" if everyone[0, 0] else "staged-mpi"
+    ), job.alone()
 
 
 def _check_shared(job: Job, settings: Settings, found: Neighbours) -> None:

@@ -1,0 +1,231 @@
+"""Messages between nodes in confirmed segments: a network that nobody floods, in full duplex.
+
+MPI finishes a send of some hundred kilobytes when the kernel has it, seconds before it arrives on a slow uplink. A rank
+that goes on then fills the uplink with everything it has: what the program sends first arrives last, and the peer that
+all others wait for gets an equal share like any other. So a message goes in segments, of which a few are on their way,
+and its receiver confirms each. A send is finished, for whatever waits for it, when little of what went to that peer is
+unconfirmed, as a send through a small socket buffer would be.
+
+Segments are short enough for an MPI library's eager protocol. Over TCP that matters by itself: UCX, under MPICH, moves
+messages of its rendezvous protocol between two ranks in one direction at a time, and halves the rate of an exchange.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from taccl.runtime.transport import Message, Plain
+from taccl.runtime.transports import MpiTransport
+
+SEGMENT_BYTES = 64 << 10
+SEGMENTS = (
+    4  # of one message that are on their way; more than the bytes that a round trip takes on most networks
+)
+BUFFER_BYTES = 128 << 10  # with no more than this unconfirmed at a peer, what was handed over counts as sent
+PLAIN_BYTES = 8 << 10  # messages up to here need no pace: they go as they are
+
+
+class PacedTransport(Plain):
+    """`inner` within a node and for short messages; segments with confirmations to the other nodes.
+
+    nodes: of each rank its node. receipts: a communicator for confirmations alone, whose tags are those of `inner`.
+    """
+
+    name = "mpi"
+    idle = None
+
+    def __init__(self, MPI: Any, inner: MpiTransport, receipts: Any, nodes: Sequence[int]) -> None:
+        self._mpi, self._inner, self._receipts, self._nodes = MPI, inner, receipts, nodes
+        self._here = nodes[receipts.Get_rank()]
+        self._peers: dict[int, _Peer] = {}
+        # Started requests that something follows, and what; started ones that must only be finished some time.
+        self._requests: list[Any] = []
+        self._handlers: list[Callable[[], None]] = []
+        self._loose: list[Any] = []
+
+    def _plain(self, array: Any, peer: int) -> bool:
+        return self._nodes[peer] == self._here or int(array.nbytes) <= PLAIN_BYTES
+
+    def _segments(self, array: Any, tag: int) -> list[list[Any]]:
+        """Buffers as MPI takes them."""
+        data = array.view(np.uint8)
+        return [
+            self._inner.data(data[first : first + SEGMENT_BYTES], tag)
+            for first in range(0, data.nbytes, SEGMENT_BYTES)
+        ]
+
+    def _receipt(self) -> list[Any]:
+        return [np.empty(0, np.uint8), 0, self._mpi.BYTE]
+
+    def send(self, array: Any, peer: int, tag: int) -> Message:
+        if self._plain(array, peer):
+            return self._inner.send(array, peer, tag)
+        buffers = self._segments(array, tag)
+        segments = [self._inner.comm.Send_init(buffer, peer, tag) for buffer in buffers]
+        receipts = [
+            self._receipts.Recv_init(self._receipt(), peer, tag) for _ in range(min(SEGMENTS, len(segments)))
+        ]
+        lengths = [buffer[1] for buffer in buffers]
+        to = self._peers.setdefault(peer, _Peer())
+        message = _Outgoing(self, to, segments, lengths, receipts)
+        return Message(self, message, message.start, free=message.free)
+
+    def recv(self, array: Any, peer: int, tag: int) -> Message:
+        if self._plain(array, peer):
+            return self._inner.recv(array, peer, tag)
+        segments = [self._inner.comm.Recv_init(buffer, peer, tag) for buffer in self._segments(array, tag)]
+        receipts = [self._receipts.Send_init(self._receipt(), peer, tag) for _ in segments]
+        message = _Incoming(self, segments, receipts)
+        return Message(self, message, message.start, free=message.free)
+
+    def start(self, request: Any, handler: Callable[[], None] | None = None) -> None:
+        """Start a request; `handler` is called once it is finished."""
+        request.Start()
+        if handler is None:
+            self._loose.append(request)
+        else:
+            self.follow(request, handler)
+
+    def follow(self, request: Any, handler: Callable[[], None]) -> None:
+        """Call `handler` once a started request is finished."""
+        self._requests.append(request)
+        self._handlers.append(handler)
+
+    def _go_on(self) -> None:
+        """Do what follows from the requests that are finished."""
+        found = self._mpi.Request.Testsome(self._requests) if self._requests else None
+        if found:
+            handlers = [self._handlers[place] for place in found]
+            for place in sorted(found, reverse=True):
+                del self._requests[place], self._handlers[place]
+            for handler in handlers:
+                handler()
+
+    def poll(self, tokens: list[Any]) -> Sequence[int] | None:
+        self._go_on()
+        found = [place for place, token in enumerate(tokens) if token is not None and token.done]
+        for place in found:
+            tokens[place].done = False
+        return found
+
+    def _settled(self) -> bool:
+        """Whether everything that was started is finished, receipts of the last segments too."""
+        self._go_on()
+        if self._requests or not self._mpi.Request.Testall(self._loose):
+            return False
+        self._loose.clear()
+        return True
+
+    def settle(self) -> None:
+        """Wait for that; every rank has ended the run."""
+        while not self._settled():
+            os.sched_yield()
+
+    def begin(self) -> str:
+        if not self._settled():
+            return "for the other ranks to confirm what they received in the run before"
+        return self._inner.begin()
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+class _Peer:
+    """What goes to one rank: bytes unconfirmed, and messages that are handed over and do not count as sent yet."""
+
+    __slots__ = ("handed", "unconfirmed")
+
+    def __init__(self) -> None:
+        self.unconfirmed = 0
+        self.handed: list[_Outgoing] = []
+
+    def look(self) -> None:
+        """See what counts as sent now."""
+        if self.handed and self.unconfirmed <= BUFFER_BYTES:
+            for message in self.handed:
+                message.done = True
+            self.handed.clear()
+
+
+class _Outgoing:
+    """A message to another node."""
+
+    __slots__ = ("_confirmed", "_lengths", "_port", "_receipts", "_segments", "_sent", "_to", "done")
+
+    def __init__(
+        self, port: PacedTransport, to: _Peer, segments: list[Any], lengths: list[int], receipts: list[Any]
+    ) -> None:
+        self._port, self._to = port, to
+        self._segments, self._lengths, self._receipts = segments, lengths, receipts
+        self._sent = self._confirmed = 0
+        self.done = False  # and the executor does not know it yet
+
+    def start(self) -> None:
+        """Hand over the first segments."""
+        self._sent = self._confirmed = 0
+        for _ in self._receipts:
+            self._hand_over()
+        self._to.look()
+
+    def _hand_over(self) -> None:
+        number = self._sent
+        self._port.start(self._receipts[number % len(self._receipts)], self._on_receipt)
+        self._port.start(self._segments[number])
+        self._to.unconfirmed += self._lengths[number]
+        self._sent += 1
+        if self._sent == len(self._segments):
+            self._to.handed.append(self)
+
+    def _on_receipt(self) -> None:
+        # Receipts of one message arrive in the order of its segments: they have one tag.
+        self._to.unconfirmed -= self._lengths[self._confirmed]
+        self._confirmed += 1
+        if self._sent < len(self._segments):
+            self._hand_over()
+        elif self._confirmed == len(self._segments) and self in self._to.handed:
+            # Whatever else the peer has not taken yet: it may be waiting for this very message to be followed.
+            self._to.handed.remove(self)
+            self.done = True
+        self._to.look()
+
+    def free(self) -> None:
+        """Free the requests; the last run is over."""
+        self._port.settle()
+        for request in (*self._segments, *self._receipts):
+            request.Free()
+
+
+class _Incoming:
+    """A message from another node."""
+
+    __slots__ = ("_arrived", "_port", "_receipts", "_segments", "done")
+
+    def __init__(self, port: PacedTransport, segments: list[Any], receipts: list[Any]) -> None:
+        self._port, self._segments, self._receipts = port, segments, receipts
+        self._arrived = 0
+        self.done = False  # and the executor does not know it yet
+
+    def start(self) -> None:
+        """Be ready for all segments."""
+        self._arrived = 0
+        for request in self._segments:
+            request.Start()
+        self._port.follow(self._segments[0], self._on_segment)
+
+    def _on_segment(self) -> None:
+        self._port.start(self._receipts[self._arrived])
+        self._arrived += 1
+        if self._arrived < len(self._segments):
+            self._port.follow(self._segments[self._arrived], self._on_segment)
+        else:
+            self.done = True
+
+    def free(self) -> None:
+        """Free the requests; the last run is over."""
+        self._port.settle()
+        for request in (*self._segments, *self._receipts):
+            request.Free()
