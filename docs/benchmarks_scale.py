@@ -20,7 +20,7 @@ from pathlib import Path
 
 RUNS = 3
 # Rows whose wall time is the limit that they were given are run once.
-ONCE = ("1GB", "1KB")
+ONCE = ("1GB", "1KB", "irregular-32")
 REFERENCE_STEPS = 5_000_000  # additions of the loop that the last column is relative to
 
 # (topology, collective, nccl-tests size in bytes, further options)
@@ -58,6 +58,14 @@ GROUPS: dict[str, list[Row]] = {
     ] + [
         (f"docs/topologies/irregular/slow-nic.yaml@{nodes}", "allreduce", 8 * nodes * 10**6, SINGLE)
         for nodes in (16, 128)
+    ],
+    "irregular-32": [
+        (f"docs/topologies/irregular/{file}", collective, ranks * 10**6, ("--time-limit", "60"))
+        for file, ranks in [
+            ("slow-nic.yaml@2", 16), ("slow-nic.yaml@4", 32), ("missing-link.yaml@2", 16), ("missing-link.yaml@4", 32),
+            ("random-16.yaml", 16), ("random-32.yaml", 32), ("torus-failed.yaml", 32),
+        ]
+        for collective in ("allgather", "alltoall")
     ],
     "growth": [
         (f"{name}:{size}", "allgather", ranks * 10**6, SINGLE)

@@ -16,14 +16,17 @@ from taccl.errors import CheckFailed, Infeasible, Interrupted, UsageError
 from taccl.profiles.link_table import link_table
 from taccl.synth.algorithm import Certificate
 from taccl.synth.bounds.bound import Bound, strongest
-from taccl.synth.bounds.compose import EXPLICIT_RANKS
+from taccl.synth.bounds.large import EXPLICIT_RANKS, large_bound
 from taccl.synth.bounds.scale import FAR, scale_bound
+from taccl.synth.candidates import best_timing
 from taccl.synth.check_table import check_table
 from taccl.synth.cluster.compose import Composed, compose, composes
-from taccl.synth.cost import us
+from taccl.synth.collective import build
+from taccl.synth.cost import costs, us
+from taccl.synth.engines import BASELINES, Inapplicable
 from taccl.synth.forest.search import Effort as ForestEffort
 from taccl.synth.forest.search import forests, pays
-from taccl.synth.message_table import MessageTable
+from taccl.synth.message_table import MessageTable, message_table
 from taccl.synth.places import NAMED, Places
 from taccl.synth.request import SAME, Progress, Request, provenance
 from taccl.synth.symmetric.algorithm import SymmetricAlgorithm
@@ -51,6 +54,8 @@ MOST_REPRESENTATIVES = 32
 # With so many on a machine of so many ranks both are tried.
 FEWEST_REPRESENTATIVES = 4
 MOST_BOTH_RANKS = 512
+# Up to so many ranks allreduces that exchange whole vectors are tried; every rank has all chunks in every message.
+MOST_ONE_SHOT_RANKS = 256
 # A finer cut must pay.
 WORTHWHILE = 0.995
 
@@ -81,7 +86,7 @@ def synthesise_at_scale(
     began = time.monotonic()
     stop = should_stop or (lambda: False)
     wanted = request.partition or request.restrictions.partition
-    free = _bound(request, 1, "fluid")
+    free = _free_bound(request)
     bound = free
     best: tuple[int, _Answer] | None = None
 
@@ -114,6 +119,9 @@ def synthesise_at_scale(
         )
         for partition, found in forests(task, most, effort, request.seed, out_of_time) if pays(task) else ():
             take(partition, found)
+    if request.engine != "greedy" and wanted in (None, 1):
+        for shot in _one_shots(request):
+            take(1, shot)
     now: int | None = None  # the best of a chunking
     for partition in (wanted,) if wanted else PARTITIONS:
         chunk_bytes = Fraction(
@@ -124,7 +132,7 @@ def synthesise_at_scale(
         target_fs = free.time_fs + int(request.target_gap * free.time_fs)
         floor_fs = target_fs
         if wanted:
-            bound = strongest([free, _bound(request, partition, _grain(request))])
+            bound = strongest([free, _bound(request, partition)])
             floor_fs = max(target_fs, bound.time_fs)
         task = Task(
             topology, links, request.collective, partition, chunk_bytes, request.root,
@@ -154,7 +162,7 @@ def synthesise_at_scale(
             f"{topology.name}: some rank cannot be reached from another, so no {request.collective} exists"
         )
     if not wanted:
-        bound = strongest([free, _bound(request, best[0], _grain(request))])
+        bound = strongest([free, _bound(request, best[0])])
     if best[1].time_fs < bound.time_fs:
         raise CheckFailed(f"the bound {bound.name!r} is above the time of a schedule, a fault of taccl")
     made = _made(request, *best, free, bound)
@@ -181,6 +189,26 @@ def _answer(found: Found | Composed, ranks: int) -> _Answer:
     if isinstance(found, Composed):
         return _Answer(found.engine, found.time_fs, trivial_group(ranks), lambda: found.messages)
     return _Answer(found.engine, found.timing.time_fs, found.inst.quotient.group, found.base)
+
+
+def _one_shots(request: Request) -> Iterator[Composed]:
+    """Allreduces that exchange whole vectors. They are no trees, so no quotient finds them."""
+    if (
+        request.collective != "allreduce"
+        or not request.batching
+        or request.topology.ranks > MOST_ONE_SHOT_RANKS
+    ):
+        return
+    collective = build("allreduce", request.topology.ranks, 1)
+    priced = costs(request.topology, collective.chunk_bytes(request.size_bytes))
+    for name in ("one-shot-levels", "one-shot-doubling"):
+        try:
+            transfers = BASELINES[name](request.topology, collective)
+        except Inapplicable:
+            continue
+        timed = best_timing(name, request.topology, collective, priced, transfers)
+        if timed is not None:
+            yield Composed(name, timed.time_fs, message_table(timed.messages))
 
 
 def _representatives(request: Request) -> int:
@@ -216,14 +244,15 @@ def _effort(request: Request) -> Effort:
     return Effort() if request.engine != "greedy" else Effort(deterministic_s=0)
 
 
-def _grain(request: Request) -> str:
-    return "whole" if request.batching else "single"
+def _free_bound(request: Request) -> Bound:
+    links = link_table(request.topology)
+    return large_bound(request.topology, links, request.collective, request.size_bytes, request.root)
 
 
-def _bound(request: Request, partition: int, grain: str) -> Bound:
+def _bound(request: Request, partition: int) -> Bound:
     return scale_bound(
-        request.topology, link_table(request.topology), request.collective, partition, request.size_bytes, grain,
-        request.root,
+        request.topology, link_table(request.topology), request.collective, partition, request.size_bytes,
+        "whole" if request.batching else "single", request.root,
     )  # fmt: skip
 
 

@@ -16,9 +16,11 @@ from taccl.profiles.topology import Topology
 from taccl.synth.algorithm import Algorithm, Certificate
 from taccl.synth.bounds import Bound, lower_bound
 from taccl.synth.bounds.bound import stronger
-from taccl.synth.bounds.compose import EXPLICIT_RANKS, bounds_on, counting_bound, linear_bound, wanted
+from taccl.synth.bounds.compose import bounds_on, counting_bound, linear_bound
+from taccl.synth.bounds.large import EXPLICIT_RANKS, large_bound
 from taccl.synth.bounds.network import whole
 from taccl.synth.bounds.scale import scale_bound
+from taccl.synth.bounds.wants import wanted
 from taccl.synth.cost import FS_PER_US, us
 from taccl.synth.gap import gap_text
 from taccl.synth.symmetric.algorithm import SymmetricAlgorithm
@@ -122,16 +124,16 @@ def _within(time_fs: Fraction | int, limit_fs: Fraction | int) -> bool:
 def _at_scale(algorithm: Algorithm | SymmetricAlgorithm, topology: Topology, grain: str) -> Bound | None:
     """The bound at scale, where the collective is what its name says."""
     if isinstance(algorithm, SymmetricAlgorithm):
-        links, partition = link_table(topology), algorithm.partition
-        return scale_bound(
-            topology, links, algorithm.collective, partition, algorithm.size_bytes, grain, algorithm.root
-        )
+        links, name, size = link_table(topology), algorithm.collective, algorithm.size_bytes
+        if grain == "messages":
+            return large_bound(topology, links, name, size, algorithm.root)
+        return scale_bound(topology, links, name, algorithm.partition, size, grain, algorithm.root)
     return counting_bound(topology, algorithm.collective, algorithm.size_bytes, grain)
 
 
 def _lower_bound(algorithm: Algorithm | SymmetricAlgorithm, topology: Topology, given: Certificate) -> Bound:
     """The strongest bound for any algorithm; no linear programs where counting proves all that is claimed."""
-    counted = _at_scale(algorithm, topology, "fluid")
+    counted = _at_scale(algorithm, topology, "messages")
     if counted is not None and (
         isinstance(algorithm, SymmetricAlgorithm)
         or (given.bound_by == counted.name and _within(_fs(given.lower_bound_us), counted.time_fs))

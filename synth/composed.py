@@ -13,7 +13,8 @@ from taccl.errors import CheckFailed, Infeasible, Interrupted, UsageError
 from taccl.profiles.link_table import link_table
 from taccl.synth.algorithm import Algorithm, Certificate
 from taccl.synth.bounds.bound import stronger
-from taccl.synth.bounds.compose import EXPLICIT_RANKS, counting_bound, lower_bound
+from taccl.synth.bounds.compose import counting_bound, lower_bound
+from taccl.synth.bounds.large import EXPLICIT_RANKS
 from taccl.synth.check_algorithm import check_algorithm
 from taccl.synth.cluster.compose import Composed, compose, composes
 from taccl.synth.collective import build

@@ -321,15 +321,15 @@ def _judge(
 ) -> tuple[int, Callable[[Topology], int]]:
     """The bound to compare with, and a function from a changed topology to the bound there, both in fs.
 
-    Linear programs take seconds on a few nodes, so for more than QUICK_RANKS ranks counting speaks where it comes
-    close to them here; like is compared with like.
+    Linear programs take seconds on a few nodes, so for more than QUICK_RANKS ranks counting over cuts speaks where it
+    comes close to them here; like is compared with like.
     """
     if topology.ranks > QUICK_RANKS:
-        counted = counting_bound(topology, collective, size_bytes)
+        counted = counting_bound(topology, collective, size_bytes, "fluid")
         if counted is not None and counted.time_fs >= CLOSE * bound.time_fs:
 
             def count(changed: Topology) -> int:
-                found = counting_bound(changed, collective, size_bytes)
+                found = counting_bound(changed, collective, size_bytes, "fluid")
                 return counted.time_fs if found is None else found.time_fs
 
             return counted.time_fs, count

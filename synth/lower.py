@@ -28,6 +28,7 @@ from taccl.synth.lower_threadblocks import (
     threadblocks_of,
 )
 from taccl.synth.program import Program, RankProgram
+from taccl.synth.program_collective import collective_of
 from taccl.synth.schedule import Transfer, completion_fs, time_by_priority, time_in_order
 from taccl.synth.simulate import Simulation, simulate
 
@@ -282,6 +283,9 @@ def _within_steps(shape: Algorithm, topology: Topology) -> Algorithm:
     """Messages of more chunks than a step can carry, cut into several and timed anew in the same order."""
     if all(len(m.chunks) <= MAX_COUNT for m in shape.messages):
         return shape
+    coarse = _coarser(shape)
+    if coarse is not None:
+        return coarse
     priced = costs(topology, shape.chunk_bytes)
     cuts = [
         [m.chunks[begin : begin + MAX_COUNT] for begin in range(0, len(m.chunks), MAX_COUNT)]
@@ -289,6 +293,32 @@ def _within_steps(shape: Algorithm, topology: Topology) -> Algorithm:
     ]
     messages = time_in_order(topology, shape.collective, priced, _pieces(shape, priced, cuts))
     return replace(shape, messages=messages, time_fs=completion_fs(priced, messages))
+
+
+def _coarser(shape: Algorithm) -> Algorithm | None:
+    """The same messages in fewer, longer chunks that a step can carry: of allreduces, whose buffers need no block for
+    each rank, where neighbours always travel together. None where they do not."""
+    collective = shape.collective
+    if collective.name != "allreduce" or collective.groups:
+        return None
+    total = collective.size_chunks
+    most = max(len(m.chunks) for m in shape.messages)
+    for width in range(2, total + 1):
+        if total % width or most > width * MAX_COUNT:
+            continue
+        messages = []
+        for message in shape.messages:
+            chunks = sorted(message.chunks)
+            firsts = chunks[::width]
+            if chunks != [c for first in firsts for c in range(first, first + width)] or any(
+                first % width for first in firsts
+            ):
+                break
+            messages.append(replace(message, chunks=tuple(first // width for first in firsts)))
+        else:
+            fewer = collective_of("allreduce", collective.ranks, total // width)
+            return replace(shape, collective=fewer, messages=tuple(messages))
+    return None
 
 
 def split_chunks(algorithm: Algorithm, topology: Topology, instances: int) -> Algorithm:

@@ -12,7 +12,7 @@ from taccl.errors import UsageError
 from taccl.profiles.topology import Topology
 from taccl.sketches.restrictions import Permutation, Restrictions
 from taccl.sketches.symmetry import find_symmetry
-from taccl.synth.bounds.compose import EXPLICIT_RANKS
+from taccl.synth.bounds.large import EXPLICIT_RANKS
 from taccl.synth.collective import GROUPED, NAMES, ROOTED, Collective, Groups, build, check_groups
 from taccl.synth.cost import costs
 from taccl.synth.engines import BASELINES

@@ -166,6 +166,7 @@ def _lowered(order: Order, product: Product) -> Product:
     from taccl.synth.collective import refined
     from taccl.synth.fifo_slots import within_slots
     from taccl.synth.lower import claim, lower_exact
+    from taccl.synth.program_collective import collective_of
     from taccl.synth.verify import is_correct, is_limit, verify
 
     algorithm = product.explicit()
@@ -176,7 +177,11 @@ def _lowered(order: Order, product: Product) -> Product:
     program = lowered.program
     if order.size_range is not None:
         program = replace(program, min_bytes=order.size_range[0], max_bytes=order.size_range[1])
-    findings = verify(program, collective=refined(algorithm.collective, order.instances), strict=True)
+    wanted = refined(algorithm.collective, order.instances)
+    if wanted.size_chunks != program.chunks_per_loop:
+        # Chunks that always travel together are one in the program.
+        wanted = collective_of(wanted.name, wanted.ranks, program.chunks_per_loop)
+    findings = verify(program, collective=wanted, strict=True)
     if not is_correct(findings):
         errors = [f for f in findings if f.severity == "error"]
         reasons = "\n".join(f"{f.code}: {f.message}" for f in errors)

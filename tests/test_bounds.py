@@ -117,6 +117,32 @@ def test_ndv2_with_whole_chunks_of_1_mb(name: str, partition: int, us: int) -> N
     assert granular_us(load_topology("ndv2-1mb:1"), name, 8 * partition * MB, partition) == us
 
 
+@pytest.mark.parametrize(
+    ("topology", "name", "us"),
+    [
+        # One message of 2.6 us each way fits: two hops of 0.3 to collect for it, two to spread what it brings.
+        ("ndv2:2", "allgather", 3.8),
+        ("ndv2:2", "allreduce", 3.8),
+        ("ndv2:2", "alltoall", 3.8),
+        # Eight NICs for 256 pairs: 32 pairs a message, five doublings of 0.3.
+        ("dgx2:2", "reducescatter", 4.1),
+        ("dgx-a100:2", "allgather", 2.6 + 3 * 0.35),
+    ],
+)
+def test_few_messages_fit_between_two_nodes(topology: str, name: str, us: float) -> None:
+    machine = load_topology(topology)
+    bound = lower_bound(machine, build(name, machine.ranks), 100)
+    assert bound.time_us == pytest.approx(us, abs=1e-6)
+    assert bound.name.startswith("latency of the messages out of ranks")
+
+
+@pytest.mark.parametrize("name", ["allgather", "alltoall", "allreduce", "broadcast"])
+def test_messages_are_counted_on_machines_of_72_ranks_too(name: str) -> None:
+    """Seven rounds of 0.5 us on one switch."""
+    machine = load_topology("gb200-nvl72:1")
+    assert lower_bound(machine, build(name, 72), 72).time_us == pytest.approx(3.5, abs=1e-3)
+
+
 def test_ndv2_fluid_optimum_of_allgather() -> None:
     # Each GPU takes 7 MB over links of 23, 23, 46 and 46 us/MB: 7 / (3/23) us.
     assert bound_us(load_topology("ndv2-1mb:1"), "allgather", 8 * MB) == pytest.approx(7 * 23 / 3, abs=1e-5)

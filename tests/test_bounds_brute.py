@@ -132,6 +132,56 @@ def test_no_optimum_of_a_machine_whose_ranks_are_all_alike_is_below_a_bound(
     assert solved
 
 
+def two_nodes(rng: random.Random) -> Topology:
+    """Two nodes of one or two ranks, links within them, and links between them through one or two ports each way."""
+    sizes = rng.choice([(1, 2), (2, 2), (2, 2)])
+    nodes = (tuple(range(sizes[0])), tuple(range(sizes[0], sum(sizes))))
+    near, far = rng.randint(2, 4), rng.randint(5, 9)
+    ports = tuple(Port(f"{way}{nic}", Fraction(1)) for way in ("there", "back") for nic in range(2))
+    nics = rng.choice([1, 1, 1, 2])
+    links = []
+    for a in range(sum(sizes)):
+        for b in range(sum(sizes)):
+            if a == b:
+                continue
+            if (a in nodes[0]) == (b in nodes[0]):
+                links.append(Link(a, b, Fraction(near), Fraction(1), Fraction(rng.choice([0, near]))))
+            else:
+                port = (0 if a in nodes[0] else 2) + (a if a in nodes[0] else b) % nics
+                links.append(
+                    Link(a, b, Fraction(far), Fraction(1), Fraction(rng.choice([far, far, far - 1])), (port,))
+                )
+    return Topology("two nodes", nodes, tuple(links), ports)
+
+
+@pytest.mark.parametrize("name", ["allgather", "broadcast", "allreduce"])
+def test_no_optimum_of_two_nodes_is_below_a_bound(name: str) -> None:
+    """Few messages between nodes: the bound across the cut decides an allreduce."""
+    solved = met = 0
+    for seed in range(INSTANCES // 2):
+        rng = random.Random(f"two nodes {name} {seed}")
+        topology = two_nodes(rng)
+        collective = build(name, topology.ranks)
+        if name == "allreduce":
+            lengths = (1,) * topology.ranks
+            collective = replace(
+                collective, chunks=collective.chunks[:1], input_chunks=lengths, output_chunks=lengths, size_chunks=1
+            )  # fmt: skip
+        size = collective.size_chunks * 10**6
+        kept = granular_bound(topology, collective, size)
+        least = -(-kept.time_fs // FS_PER_US)
+        search = Search(topology, collective, MAX_STATES)
+        try:
+            assert not search.possible(least - 1), f"seed {seed}: {kept.name} is beaten"
+            solved += 1
+            if "messages out of" in kept.name:
+                met += search.optimum(least) == least
+        except TooLarge:
+            continue
+    assert solved >= INSTANCES // 8
+    assert name != "allreduce" or met, "the bound across a cut has become weak"
+
+
 def line(ranks: int, alpha: int, beta: int, occupancy: int) -> Topology:
     pairs = [(a, a + 1) for a in range(ranks - 1)] + [(a + 1, a) for a in range(ranks - 1)]
     links = tuple(Link(a, b, Fraction(alpha), Fraction(beta), Fraction(occupancy)) for a, b in pairs)

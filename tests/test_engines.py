@@ -121,8 +121,29 @@ def test_trees_and_one_shots_on_complete_graphs(ranks: int) -> None:
     for which in ("broadcast", "reduce", "allreduce"):
         for root in {0, ranks // 2}:
             run("double-binary-tree", complete(ranks), build(which, ranks, 3, root=root))
-    for name in ("one-shot-doubling", "one-shot-pairs"):
+    for name in ("one-shot-doubling", "one-shot-levels", "one-shot-pairs"):
         run(name, complete(ranks), build("allreduce", ranks, 1))
+
+
+@pytest.mark.parametrize("topology", ["dgx1v:1", "dgx2:2", "ndv2:2", "ndv2:4", "torus3d:3x3x3", "nodes of 3"])
+def test_one_shots_in_digits_add_every_contribution_once(topology: str) -> None:
+    machine = complete(12, 4) if topology == "nodes of 3" else load_topology(topology)
+    run("one-shot-levels", machine, build("allreduce", machine.ranks, 1))
+
+
+def test_one_shots_in_digits_use_cliques_and_one_rank_for_each_nic() -> None:
+    # A quad of four, then its counterpart: 3 + 1 messages a rank.
+    assert len(run("one-shot-levels", load_topology("ndv2:1"), build("allreduce", 8))) == 8 * 4
+    machine = load_topology("dgx2:2")
+    transfers = run("one-shot-levels", machine, build("allreduce", 32))
+    crossing = [
+        machine.links[t.link]
+        for t in transfers
+        if machine.links[t.link].src // 16 != machine.links[t.link].dst // 16
+    ]
+    ports = [port for link in crossing for port in link.ports if machine.ports[port].kind == "nic"]
+    assert len(crossing) == 16
+    assert len(ports) == len(set(ports)) == 32
 
 
 @pytest.mark.parametrize("nodes", [2, 3, 4])
@@ -240,6 +261,10 @@ def test_missing_links_are_named() -> None:
         BASELINES["recursive-doubling"](two_way_ring(6), build("allgather", 6))
     with pytest.raises(Inapplicable, match="rank 0 has no link to rank 2"):
         BASELINES["one-shot-pairs"](two_way_ring(4), build("allreduce", 4))
+    with pytest.raises(Inapplicable, match="no digits of 5 places"):
+        BASELINES["one-shot-levels"](two_way_ring(5), build("allreduce", 5))
+    with pytest.raises(Inapplicable, match="nodes of one size"):
+        BASELINES["one-shot-levels"](topology_of([[0, 1], [2]], [(0, 1), (1, 0)]), build("allreduce", 3))
     with pytest.raises(Inapplicable, match="at least two nodes"):
         BASELINES["hierarchical"](complete(4), build("allgather", 4))
     with pytest.raises(Inapplicable, match="not allgather"):

@@ -127,6 +127,20 @@ def test_batches_beyond_71_chunks_are_split() -> None:
     assert counts == [71, 71, 58]
 
 
+@pytest.mark.parametrize("partition", [9, 10, 13])
+def test_what_an_allreduce_always_moves_together_becomes_one_chunk(partition: int) -> None:
+    """A step carries 71 chunks; two messages instead of one would pay alpha twice."""
+    topology = load_topology("dgx-a100:1")
+    collective = build("allreduce", 8, partition)
+    algorithm = algorithm_of(topology, collective, BASELINES["one-shot-doubling"](topology, collective))
+    assert algorithm is not None
+    result = lowered(algorithm, topology)
+    assert result.program.chunks_per_loop == collective.size_chunks // 2
+    assert result.simulated_time_fs == pytest.approx(algorithm.time_fs, rel=1e-6)
+    counts = {s.count for gpu in result.program.gpus for tb in gpu.threadblocks for s in tb.steps}
+    assert counts == {collective.size_chunks // 2}
+
+
 def test_instances_cut_chunks_over_more_channels() -> None:
     topology = load_topology("ring:4")
     collective = build("allgather", 4)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -16,16 +15,14 @@ from taccl.synth.bounds import commodities, loads
 from taccl.synth.bounds.bound import Bottleneck, Bound, Crossing, ranks_text, stronger, strongest
 from taccl.synth.bounds.certificate import Certificate, Row
 from taccl.synth.bounds.commodities import MAX_VARIABLES, FlowProgram, Sink
-from taccl.synth.bounds.growth import growth_time, relay_time
+from taccl.synth.bounds.large import EXPLICIT_RANKS, large_bound
+from taccl.synth.bounds.messages import message_bounds
 from taccl.synth.bounds.network import UNREACHABLE, Network, distances, fluid, offsets, whole
 from taccl.synth.bounds.scale import COLLECTIVES, scale_bound
+from taccl.synth.bounds.wants import Wants, wanted
 from taccl.synth.collective import Collective, build
 from taccl.synth.cost import FS_PER_US
 
-Wants = dict[tuple[frozenset[int], frozenset[int]], int]
-
-# Up to so many ranks linear programs are solved for a bound; beyond, counting over cuts is all that is quick.
-EXPLICIT_RANKS = 32
 # Groups times links up to which each group has loads of its own in a linear program.
 MAX_GROUP_LOADS = 600
 
@@ -58,9 +55,12 @@ def linear_bound(topology: Topology, collective: Collective, size_bytes: int) ->
 
 
 def counting_bound(
-    topology: Topology, collective: Collective, size_bytes: int, grain: str = "fluid"
+    topology: Topology, collective: Collective, size_bytes: int, grain: str = "messages"
 ) -> Bound | None:
-    """`scale_bound` where the collective is what its name says, else None; quick at any number of ranks."""
+    """Bounds without linear programs where the collective is what its name says, else None; quick at any scale.
+
+    grain: one of `scale_bound`, for its bound alone, or "messages": the fluid one and what `large_bound` adds to it.
+    """
     demand = demand_of(collective) if collective.name == "alltoallv" else None
     if collective.name not in COLLECTIVES or collective != build(
         collective.name,
@@ -70,10 +70,12 @@ def counting_bound(
         demand=None if demand is None else demand.tolist(),
     ):
         return None
+    links = link_table(topology)
+    if grain == "messages":
+        return large_bound(topology, links, collective.name, size_bytes, collective.root, demand)
     return scale_bound(
-        topology, link_table(topology), collective.name, collective.partition, size_bytes, grain, collective.root,
-        demand,
-    )  # fmt: skip
+        topology, links, collective.name, collective.partition, size_bytes, grain, collective.root, demand
+    )
 
 
 def demand_of(collective: Collective) -> NDArray[np.int64]:
@@ -103,22 +105,6 @@ def granular_bound(topology: Topology, collective: Collective, size_bytes: int) 
     return stronger(free, replace(tight, name=f"{tight.name}, whole chunks"))
 
 
-def wanted(collective: Collective) -> Wants:
-    """How many chunks go from which ranks to which; ranks that need nothing moved are left out.
-
-    Combining chunks count their contributors as sources. A destination that already has a copy is dropped.
-    """
-    wants: Wants = {}
-    for chunk in collective.chunks:
-        sources = frozenset(rank for rank, _ in chunk.sources)
-        destinations = frozenset(rank for rank, _ in chunk.destinations)
-        if not collective.combining:
-            destinations -= sources
-        if destinations and (len(sources | destinations) > 1):
-            wants[sources, destinations] = wants.get((sources, destinations), 0) + 1
-    return wants
-
-
 def bounds_on(network: Network, collective: Collective, wants: Wants, floor_fs: int = 0) -> Bound:
     """Every bound on one network (fluid or whole chunks), the strongest chosen.
 
@@ -128,7 +114,7 @@ def bounds_on(network: Network, collective: Collective, wants: Wants, floor_fs: 
     found.append(distance_bound(network, collective.combining, wants))
     found += sink_bounds(network, collective.combining, wants, _best(network, found))
     found += shared_bounds(network, collective, wants, _best(network, found))
-    found += spread_bounds(network, collective, wants, _best(network, found))
+    found += message_bounds(network, collective, wants, _best(network, found))
     return strongest(found)
 
 
@@ -301,40 +287,6 @@ def _shared_by_groups(
         families = [home[sink.rank] for sink in sinks]
         proof = loads.least_time(network, when, ends, sinks, floor, rows, families)
         found += [_named(network, proof, when, f"{kind} of each group", backwards)] if proof else []
-    return found
-
-
-def spread_bounds(network: Network, collective: Collective, wants: Wants, floor: Fraction) -> list[Bound]:
-    """Bounds from the number of messages: growth towards and away from a rank, relays of an alltoall."""
-    combining = collective.combining
-    found = []
-    entering, leaving = [0] * network.ranks, [0] * network.ranks
-    heard: dict[int, set[int]] = {}
-    told: dict[int, set[int]] = {}
-    for (sources, destinations), chunks in wants.items():
-        for d in destinations:
-            if d not in sources or len(sources) > 1:
-                entering[d] += chunks
-            if combining or len(sources) == 1:
-                heard.setdefault(d, {d}).update(sources)
-        for s in sources if combining or len(sources) == 1 else ():
-            if destinations - {s}:
-                leaving[s] += chunks
-            told.setdefault(s, {s}).update(destinations)
-    for backwards, forced, known in ((False, entering, heard), (True, leaving, told)):
-        needed = {rank: len(ranks) for rank, ranks in known.items() if len(ranks) > 1}
-        late = growth_time(network, forced, needed, math.floor(floor), backwards)
-        if late is not None:
-            floor = Fraction(late[0])
-            what = f"messages that spread data from rank {late[1]}" if backwards else ""
-            what = what or f"messages that bring the data of {needed[late[1]]} ranks to rank {late[1]}"
-            found.append(Bound(network.to_fs(floor), f"latency of the {what}"))
-    if not combining and all(len(s) == len(d) == 1 for s, d in wants):
-        pairs = [chunks for (s, d), chunks in wants.items() if s != d]
-        if len(pairs) == network.ranks * (network.ranks - 1):
-            relayed = relay_time(network, entering, min(pairs), math.floor(floor))
-            if relayed is not None:
-                found.append(Bound(network.to_fs(relayed), "latency of messages against traffic of relays"))
     return found
 
 

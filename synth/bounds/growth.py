@@ -104,7 +104,7 @@ def message_cap(groups: Sequence[Group], forced: int, ticks: int) -> int | None:
 
 
 @dataclass(slots=True)
-class _Reach:
+class Reach:
     """Greatest number of ranks whose data can be at a rank of a class, by time, not through one neighbour."""
 
     spread: Spread
@@ -184,7 +184,7 @@ def growth_time(
             caps = [message_cap(g, f, ticks) for g, f in zip(around.groups, around.forced, strict=True)]
             if any(cap is not None and cap < 0 for cap in caps):
                 return False
-            return _Reach(around, caps, count)(at, -1, ticks) >= count
+            return Reach(around, caps, count)(at, -1, ticks) >= count
 
         if possible(low):
             continue

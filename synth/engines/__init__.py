@@ -17,6 +17,7 @@ from taccl.synth.engines import (
     double_binary_tree,
     hierarchical,
     one_shot,
+    one_shot_levels,
     recursive_doubling,
     ring,
 )
@@ -36,5 +37,6 @@ BASELINES: dict[str, Callable[[Topology, Collective], list[Transfer]]] = {
     "double-binary-tree": for_groups(double_binary_tree.transfers),
     "circulant": for_groups(circulant.transfers),
     "one-shot-doubling": for_groups(one_shot.doubling),
+    "one-shot-levels": for_groups(one_shot_levels.transfers),
     "one-shot-pairs": for_groups(one_shot.all_pairs),
 }
