@@ -21,7 +21,7 @@ from taccl.runtime.codecs.codec import Array
 
 MODULUS = 2**64
 # Words at a time: what is folded stays in a second-level cache, whatever the length of the data.
-BLOCK = 65536
+BLOCK = 16384
 
 
 @functools.lru_cache(maxsize=1)
