@@ -10,7 +10,7 @@ READY := $(VENV)/.taccl-ready
 # mpiexec comes with the MPI wheel and lies in the environment too.
 export PATH := $(BIN):$(PATH)
 
-.PHONY: demo test lint docs bench bench-scale bench-published bench-run bench-faults bench-growth bench-determinism clean
+.PHONY: demo test lint docs bench bench-scale bench-published bench-run bench-codecs bench-faults bench-growth bench-determinism clean
 
 demo: $(READY)
 	taccl demo -o demo-out
@@ -51,6 +51,10 @@ bench-run: $(READY)
 # Prints the tables "Faults" of docs/benchmarks.md; about fifteen minutes. BENCH="kill stop mpi 5" asks for a part.
 bench-faults: $(READY)
 	@python docs/benchmarks_faults.py $(BENCH)
+
+# Prints the tables "Codecs" of docs/benchmarks.md; a minute, or about five with the packages that it names.
+bench-codecs: $(READY)
+	@python docs/benchmarks_codecs.py
 
 # Prints seconds against ranks and draws docs/growth.svg; about ten minutes.
 bench-growth: $(READY)
