@@ -10,13 +10,17 @@ message and messages mostly finish in order. A later one may finish first, thoug
 waits for (a receive into memory that the later send still reads lets the peer go on). So when nothing happens for a
 few polls, all outstanding messages are polled. Sends that no operation waits for are polled at the end only, when all
 messages go one way.
+
+Short messages of one node need none of this. Where every message of the job is finished for its sender when it is sent
+(`Transport.buffered`), each rank does its operations in the order of the trace. That order is one for all ranks, and
+in it each message is sent before it is received; so the first operation that is not done can always be done.
 """
 
 from __future__ import annotations
 
 import functools
 from bisect import insort
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,6 +33,9 @@ PATIENCE = 16  # polls without success before all outstanding messages are polle
 Action = Callable[[], object]
 # What to call, the polled messages that it starts, operations with one predecessor less, how many are finished.
 Script = tuple[tuple[Action, ...], tuple[int, ...], tuple[int, ...], int]
+
+# What tells whether a message has arrived, its operation, and what to call then.
+Step = tuple[Callable[[], bool], int, list[Action]]
 
 
 class Executor:
@@ -70,6 +77,10 @@ class Executor:
         for number, op in enumerate(operations):
             if op.kind == "recv":
                 self._messages[number] = self.transport.recv(self._view(op.dst), op.peer, op.tag)
+        self._steps = self._write_steps() if self.transport.buffered else []
+        if self._steps:
+            self._run = self._in_order()
+            return
         needed = essential(operations)
         found = followers(needed)
         self._counts = [len(before) for before in needed]
@@ -132,6 +143,49 @@ class Executor:
                 self._scripts[~number] = script([], number)
         # What begins a run has the place between the two.
         self._scripts.insert(count, script([number for number in range(count) if not needed[number]]))
+
+    def _write_steps(self) -> list[Step]:
+        """The operations in the order of the trace: what to wait for, and what to do up to the next wait."""
+        steps: list[Step] = []
+        begin: list[Action] = []
+        actions = begin
+        for number, op in enumerate(self.plan.operations):
+            if op.kind == "recv":
+                actions = []
+                arrived = self._messages[number].arrived
+                assert arrived is not None
+                steps.append((arrived, number, actions))
+                # Of what is staged the next operation is the only reader.
+                action = None if self._reduces_next(number) else self._arrival(number, op)
+            elif op.kind == "reduce" and self._reduces_next(number - 1):
+                action = self._reduce_from(op, self._messages[number - 1].lies)
+            else:
+                action = self._action(number, op)
+            if action is not None:
+                actions.append(action)
+        return [(_true, -1, begin), *steps]
+
+    def _reduces_next(self, number: int) -> bool:
+        """Whether this is a receive whose data the next operation can reduce where they lie."""
+        if number < 0 or not staged(self.plan.operations[number]):
+            return False
+        return self.plan.operations[number + 1].kind == "reduce" and self._messages[number].lies is not None
+
+    def _reduce_from(self, op: Operation, lies: Callable[[], Any] | None) -> Action:
+        assert lies is not None
+        combine, mine, result = self._combine, self._view(op.src), self._view(op.dst)
+        return lambda: combine(mine, lies(), out=result)
+
+    def _in_order(self) -> Generator[int]:
+        """Do the steps, for run after run; yields how many are left when a message has not arrived, and at the end."""
+        steps = [(len(self._steps) - place, *step) for place, step in enumerate(self._steps)]
+        while True:
+            for left, arrived, _, actions in steps:
+                while not arrived():
+                    yield left
+                for action in actions:
+                    action()
+            yield 0
 
     def _lay_lines(self, awaited: Sequence[bool]) -> None:
         """Give every polled message its line, and each port the first messages of its lines."""
@@ -214,6 +268,9 @@ class Executor:
     def start(self) -> None:
         """Begin a run."""
         self._closed = self.transport.begin()
+        if self._steps:
+            self.left = len(self._steps)
+            return
         self._missing = self._counts.copy()
         self._ready = [len(self._counts)]
         if self._all_late:
@@ -228,6 +285,8 @@ class Executor:
         """
         if self._closed and not self._open(polls, rest):
             return False
+        if self._steps:
+            return self._advance_in_order(polls, rest, spins)
         # Local names: the loop below is what a small message costs.
         ready, missing, scripts, groups = self._ready, self._missing, self._scripts, self._groups
         lines, heads_of, slot_of, tokens = self._line, self._heads, self._slot, self._tokens
@@ -285,6 +344,25 @@ class Executor:
         self.transport.end()
         return True
 
+    def _advance_in_order(self, polls: int, rest: Callable[[], object] | None, spins: int) -> bool:
+        if not self.left:
+            return True
+        vain = 0
+        for left in self._run:
+            if not left:
+                break
+            if left != self.left:
+                self.left = left
+                vain = 0
+            vain += 1
+            if vain > spins and rest is not None:
+                rest()
+            if vain >= polls:
+                return False
+        self.left = 0
+        self.transport.end()
+        return True
+
     def _open(self, polls: int, rest: Callable[[], object] | None) -> bool:
         """Wait until the transport lets the run begin; whether it does."""
         for _ in range(polls):
@@ -316,6 +394,9 @@ class Executor:
 
     def waiting(self) -> list[int]:
         """The messages that are started and not finished, the first of each connection, in step order."""
+        if self._steps:
+            left = self.left  # the watchdog's thread asks too
+            return [self._steps[-left][1]] if 0 < left < len(self._steps) else []
         # Copies, because the watchdog's thread asks too, while the run may go on.
         heads = sorted(line[0] for line in map(list, self._lines) if line)
         return heads or sorted(number for _, numbers in self._late for number in list(numbers))
@@ -355,8 +436,12 @@ class Executor:
                 message.free()
         # Views of shared memory live on in them.
         self._messages.clear()
-        self._scripts, self._groups = [], []
+        self._scripts, self._groups, self._steps = [], [], []
         self._memory = {}
+
+
+def _true() -> bool:
+    return True
 
 
 def _then(work: Action, lender: Message | None) -> Action:

@@ -26,6 +26,7 @@ from taccl.runtime.shared import Place, SharedMemory, attach
 from taccl.runtime.transport import Message, Transport
 
 SHORT_BYTES = 16 * 2**10  # up to here a second copy costs less than to wait for the receiver
+ORDERED_BYTES = 64 * 2**10  # up to here to look what came first costs more than to wait for one after another
 PARCEL_BYTES = 2**20  # private messages up to this length are parcels
 ROOMS = 2  # runs whose parcels there is room for
 ROOM_BYTES = 128 * 2**20  # for the parcels of one rank; further private messages go elsewhere
@@ -44,6 +45,7 @@ class SharedMemoryTransport:
     name = "shm"
     flush: Callable[[], None] | None = None
     idle = 0  # a cell that stays 0
+    buffered = False
 
     def __init__(
         self,
@@ -65,11 +67,15 @@ class SharedMemoryTransport:
         self._epoch = [0]
         # Who must have ended the run before the last one, and whom to tell of the end of a run: by rank, the cell.
         self._parcels_to: dict[int, int] = {}
+        self._ends: list[tuple[int, int]] = []  # the same, when connected
         self._parcels_from: dict[int, tuple[memoryview, int]] = {}
         self._taken = 0  # bytes of ROOM_BYTES
+        self._others_sends = 0  # more than 0: some message of this rank is no parcel, or a long one
         self._arena = memory.empty(0, np.uint8)
 
     def send(self, array: Any, peer: int, tag: int) -> Message:
+        if peer not in self._peers or array.nbytes > ORDERED_BYTES:
+            self._others_sends += 1
         if peer not in self._peers:
             return self._others.send(array, peer, tag)
         layout = self._layouts[self._rank]
@@ -78,6 +84,7 @@ class SharedMemoryTransport:
         ready = self._layouts[peer].ready[self._rank] + tag
         place = self._memory.place(array) if array.nbytes > SHORT_BYTES else None
         if place is not None:
+            self._others_sends += 1
             self._record(record, place, LENT)
             epoch = self._epoch
 
@@ -87,6 +94,7 @@ class SharedMemoryTransport:
             return Message(self, layout.done[peer] + tag, lend)
         room = self._carve(ROOMS * array.nbytes) if array.nbytes <= PARCEL_BYTES else None
         if room is None:
+            self._others_sends += 1
             self._record(record, None, ELSEWHERE)
             return self._others.send(array, peer, tag)
         self._record(record, self._memory.place(room), PARCEL)
@@ -111,16 +119,19 @@ class SharedMemoryTransport:
     def offer(self) -> np.ndarray[Any, Any]:
         place = self._memory.place(self._control)
         assert place is not None
-        return np.array([place.process, place.fd, place.token, self._control.nbytes], np.int64)
+        words = [place.process, place.fd, place.token, self._control.nbytes, self._others_sends]
+        return np.array(words, np.int64)
 
     def connect(self, offers: np.ndarray[Any, Any]) -> None:
         for peer, cells in self._peers.items():
-            process, fd, token, nbytes = offers[peer].tolist()
+            process, fd, token, nbytes, _ = offers[peer].tolist()
             if nbytes != 8 * self._layouts[peer].cells:
                 raise EnvironmentProblem(f"rank {peer} shares a control memory of another size")
             control = attach(process, fd, token, nbytes, write=True)
             cells.append(control[:nbytes].view(np.int64).data)
             self._processes[peer] = process
+        self.buffered = not offers[:, 4].any()
+        self._ends = list(self._parcels_to.items())
         self._others.connect(offers)
 
     def recv(self, array: Any, peer: int, tag: int) -> Message:
@@ -143,7 +154,12 @@ class SharedMemoryTransport:
         epoch = self._epoch
         if kind == PARCEL:
             self._parcels_from[peer] = flags[0], self._layouts[peer].ended[self._rank]
-            return Message(self, ready, None, take=_unpack(_bytes(array), memoryview(view), epoch))
+            take = _unpack(_bytes(array), memoryview(view), epoch)
+            halves = view[: array.nbytes].view(array.dtype), view[array.nbytes :].view(array.dtype)
+            return Message(
+                self, ready, None, take=take,
+                arrived=_arrived(self._cells, ready, epoch), lies=lambda: halves[epoch[0] & 1],
+            )  # fmt: skip
         cells = flags[0]
 
         def release() -> None:
@@ -152,19 +168,22 @@ class SharedMemoryTransport:
         return Message(self, ready, None, view.view(array.dtype), release)
 
     def begin(self) -> str:
-        if closed := self._others.begin():
+        if not self.buffered and (closed := self._others.begin()):
             return closed
-        cells, least = self._cells, self._epoch[0] + 1 - ROOMS
-        for peer, cell in self._parcels_to.items():
+        cells, now = self._cells, self._epoch[0] + 1
+        least = now - ROOMS
+        for peer, cell in self._ends:
             if cells[cell] < least:
                 return f"for rank {peer} to finish the run before the last one"
-        self._epoch[0] += 1
+        self._epoch[0] = now
         return ""
 
     def end(self) -> None:
+        now = self._epoch[0]
         for flags, cell in self._parcels_from.values():
-            flags[cell] = self._epoch[0]
-        self._others.end()
+            flags[cell] = now
+        if not self.buffered:
+            self._others.end()
 
     def poll(self, tokens: list[int]) -> Sequence[int] | None:
         cells, now = self._cells, self._epoch[0]
@@ -218,6 +237,10 @@ def _parcel(
         flags[0][ready] = now
 
     return put
+
+
+def _arrived(cells: memoryview, ready: int, epoch: list[int]) -> Callable[[], bool]:
+    return lambda: cells[ready] >= epoch[0]
 
 
 def _unpack(target: memoryview, room: memoryview, epoch: list[int]) -> Callable[[], None]:

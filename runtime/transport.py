@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-OFFER_WORDS = 4  # int64 numbers that a rank tells all others when its sends are registered
+OFFER_WORDS = 5  # int64 numbers that a rank tells all others when its sends are registered
 
 
 class Port(Protocol):
@@ -39,6 +39,10 @@ class Message:
     view: Any = None
     release: Callable[[], object] | None = None
     take: Callable[[], object] | None = None
+    # Of a receive over a transport that is buffered: whether it is finished, and where its data then lie until the end
+    # of the run, which operations may read there instead of a call of `take`.
+    arrived: Callable[[], bool] | None = None
+    lies: Callable[[], Any] | None = None
     free: Callable[[], object] | None = None
 
 
@@ -49,6 +53,8 @@ class Transport(Protocol):
     flush: (
         Callable[[], None] | None
     )  # wait for started local operations (device streams); None: they are finished
+    # Whether each message of all ranks is short and finished for its sender when it is started; known when connected.
+    buffered: bool
 
     def send(self, array: Any, peer: int, tag: int) -> Message:
         """Register a message from this contiguous array."""
@@ -77,6 +83,7 @@ class Plain:
     """What a transport inherits whose ranks need to know nothing of each other and whose runs leave nothing behind."""
 
     flush: Callable[[], None] | None = None
+    buffered = False
 
     def offer(self) -> np.ndarray[Any, Any]:
         """Zeros."""

@@ -131,6 +131,20 @@ def test_a_sender_of_parcels_is_at_most_a_run_ahead_of_their_receiver():
     assert root.executor.advance(5)
 
 
+def test_short_messages_of_one_node_go_in_the_order_of_the_trace():
+    everyone, apart = [(0, 1, 2)], [(0, 1), (2,)]
+    program = programs.ring_allgather(3)
+    long = 3 * (shm.ORDERED_BYTES // 8 + 1)
+    for elements, nodes, buffered in ((12, everyone, True), (long, everyone, False), (12, apart, False)):
+        bounds = bind(program, elements, where=[False] * 3, nodes=nodes)
+        assert [bound.transport.buffered for bound in bounds] == [buffered] * 3
+    bounds = bind(program, 12, where=[False] * 3, nodes=everyone)
+    bounds[1].start()
+    assert not bounds[1].executor.advance(5)
+    words = "threadblock 0, step 2 waits for a message from rank 0, chunk 0 of its output"
+    assert bounds[1].executor.describe() == words
+
+
 def test_a_lender_waits_for_its_reader():
     bounds = bind(programs.chain_broadcast(2), 8192, where=[True, True], nodes=[(0, 1)])
     bounds[0].user.input[:] = 5
