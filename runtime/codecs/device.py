@@ -108,17 +108,10 @@ def encode_on_device(
 
     Waits for the device once, for the sizes. Raises ValueError as `encode_into` does.
     """
-    count = len(values) // dtype.bytes
-    if dtype.name not in codec.dtypes or codec.name in WITHOUT_KERNEL:
-        raise ValueError(f"codec {codec.name} does not take {dtype.name} on a device")
-    if len(wire) < most_bytes(codec, dtype, count, scratch.tile):
-        raise ValueError(f"{len(wire)} bytes of wire; most_bytes says what {count} values may need")
-    tiles = _tiles(count, scratch)
+    count, tiles = check_call(codec, dtype, values, wire, scratch)
     start = directory_bytes(tiles)
-    head = np.zeros(start, np.uint8)
-    size = start
     if tiles:
-        entries = wire[HEADER_BYTES : HEADER_BYTES + tiles * ENTRY.itemsize]
+        entries = entries_of(wire, tiles)
         name = f"encode_{dtype.bytes}"
         if codec.fixed:
             most = codec.most(dtype, scratch.tile)
@@ -126,10 +119,39 @@ def encode_on_device(
         else:
             slot = _slot_bytes(scratch.tile)
             _run(scratch, codec, name, tiles, values, count, scratch.slots, slot, entries)
-            _launch(scratch, "gather", tiles, scratch.slots, count, wire[start:], slot, entries)
-        scratch.cuda.download(head[HEADER_BYTES : HEADER_BYTES + tiles * ENTRY.itemsize], entries)
-        rows = head[HEADER_BYTES : HEADER_BYTES + tiles * ENTRY.itemsize].view(ENTRY)
-        size += int(rows["bytes"].sum(dtype=np.int64))
+            launch(scratch, "gather", tiles, scratch.slots, count, wire[start:], slot, entries)
+    return close_on_device(codec, dtype, count, wire, scratch, origin)
+
+
+def check_call(codec: Codec, dtype: DType, values: Any, wire: Any, scratch: DeviceScratch) -> tuple[int, int]:
+    """(values, tiles) to encode. Raises ValueError for what `encode_on_device` cannot do."""
+    count = len(values) // dtype.bytes
+    tiles = -(-count // scratch.tile)
+    if dtype.name not in codec.dtypes or codec.name in WITHOUT_KERNEL:
+        raise ValueError(f"codec {codec.name} does not take {dtype.name} on a device")
+    if len(wire) < most_bytes(codec, dtype, count, scratch.tile):
+        raise ValueError(f"{len(wire)} bytes of wire; most_bytes says what {count} values may need")
+    if tiles > scratch.tiles:
+        raise ValueError(f"{count} values, the scratch holds {scratch.tiles * scratch.tile}")
+    return count, tiles
+
+
+def entries_of(wire: Any, tiles: int) -> Any:
+    """The bytes of the directory's entries."""
+    return wire[HEADER_BYTES : HEADER_BYTES + tiles * ENTRY.itemsize]
+
+
+def close_on_device(
+    codec: Codec, dtype: DType, count: int, wire: Any, scratch: DeviceScratch, origin: Origin
+) -> int:
+    """Write the header of a frame whose entries and tiles lie on the device; gives the frame's bytes."""
+    tiles = -(-count // scratch.tile)
+    start = directory_bytes(tiles)
+    head = np.zeros(start, np.uint8)
+    size = start
+    if tiles:
+        scratch.cuda.download(entries_of(head, tiles), entries_of(wire, tiles))
+        size += int(entries_of(head, tiles).view(ENTRY)["bytes"].sum(dtype=np.int64))
     close(head, Frame(codec.code, dtype, count, size, scratch.tile, tiles, origin, 0), scratch.host)
     scratch.cuda.upload(wire[:start], head)
     return size
@@ -139,7 +161,7 @@ def decode_on_device(
     codec: Codec, dtype: DType, wire: Any, values: Any, scratch: DeviceScratch, origin: Origin | None = None
 ) -> Frame:
     """Decode a frame into the values (uint8 on the device). Raises FrameError as `decode_into` does."""
-    frame, directory = _read(codec, wire, scratch, origin)
+    frame, directory = read_on_device(codec, wire, scratch, origin)
     if frame.dtype != dtype or frame.elements * dtype.bytes != len(values):
         raise FrameError(
             f"frame from {frame.origin}: {frame.elements} values of {frame.dtype.name}, expected "
@@ -153,7 +175,7 @@ def accumulate_on_device(
     codec: Codec, wire: Any, total: Any, scratch: DeviceScratch, origin: Origin | None = None
 ) -> Frame:
     """Add the decoded values of a frame of floats to float32 values (uint8 on the device), in place."""
-    frame, directory = _read(codec, wire, scratch, origin)
+    frame, directory = read_on_device(codec, wire, scratch, origin)
     if 4 * frame.elements != len(total) or frame.dtype.name not in FLOATS:
         raise FrameError(
             f"frame from {frame.origin}: {frame.elements} values of {frame.dtype.name}, they cannot be added "
@@ -162,7 +184,7 @@ def accumulate_on_device(
     values = scratch.decoded[: frame.elements * frame.dtype.bytes]
     _decode(codec, frame, directory, wire, values, scratch)
     if frame.tiles:
-        _launch(
+        launch(
             scratch, f"add_{frame.dtype.name}", frame.tiles, values, frame.elements, total, 0, scratch.status
         )
     return frame
@@ -172,14 +194,10 @@ def _slot_bytes(tile: int) -> int:
     return 4 * tile + tile // 8 + 64
 
 
-def _tiles(count: int, scratch: DeviceScratch) -> int:
-    tiles = -(-count // scratch.tile)
-    if tiles > scratch.tiles:
-        raise ValueError(f"{count} values, the scratch holds {scratch.tiles * scratch.tile}")
-    return tiles
-
-
-def _read(codec: Codec, wire: Any, scratch: DeviceScratch, origin: Origin | None) -> tuple[Frame, Directory]:
+def read_on_device(
+    codec: Codec, wire: Any, scratch: DeviceScratch, origin: Origin | None
+) -> tuple[Frame, Directory]:
+    """A frame's header and directory, checked as on the host. Raises FrameError."""
     head = np.zeros(min(HEADER_BYTES, len(wire)), np.uint8)
     scratch.cuda.download(head, wire[: len(head)])
     frame = expected(codec, lambda: read_header(head, len(wire)), origin)
@@ -191,14 +209,7 @@ def _read(codec: Codec, wire: Any, scratch: DeviceScratch, origin: Origin | None
     start = directory_bytes(frame.tiles)
     head = np.zeros(start, np.uint8)
     scratch.cuda.download(head, wire[:start])
-    directory = read_directory(head, frame, scratch.host)
-    for index, entry in enumerate(directory.entries):
-        here = min(frame.tile, frame.elements - index * frame.tile)
-        try:
-            _check(codec, frame.dtype, entry, here)
-        except TileError as error:
-            raise FrameError(f"frame from {frame.origin}, tile {index}: {error}", index) from None
-    return frame, directory
+    return frame, read_directory(head, frame, scratch.host)
 
 
 def _check(codec: Codec, dtype: DType, entry: Entry, count: int) -> None:
@@ -217,12 +228,23 @@ def _check(codec: Codec, dtype: DType, entry: Entry, count: int) -> None:
 def _decode(
     codec: Codec, frame: Frame, directory: Directory, wire: Any, values: Any, scratch: DeviceScratch
 ) -> None:
+    for index, entry in enumerate(directory.entries):
+        here = min(frame.tile, frame.elements - index * frame.tile)
+        try:
+            _check(codec, frame.dtype, entry, here)
+        except TileError as error:
+            raise FrameError(f"frame from {frame.origin}, tile {index}: {error}", index) from None
     if not frame.tiles:
         return
-    entries = wire[HEADER_BYTES : HEADER_BYTES + frame.tiles * ENTRY.itemsize]
+    entries = entries_of(wire, frame.tiles)
     name = f"decode_{frame.dtype.bytes}"
     start = directory.places[0]
     _run(scratch, codec, name, frame.tiles, values, frame.elements, wire, start, entries)
+    raise_for_status(frame, scratch)
+
+
+def raise_for_status(frame: Frame, scratch: DeviceScratch) -> None:
+    """Raise the FrameError of the first tile in which a kernel found something wrong."""
     status = np.zeros(frame.tiles, np.uint32)
     scratch.cuda.download(status, scratch.status[: 4 * frame.tiles])
     wrong = np.flatnonzero(status)
@@ -232,10 +254,10 @@ def _decode(
 
 
 def _run(scratch: DeviceScratch, codec: Codec, name: str, tiles: int, *arguments: Any) -> None:
-    _launch(scratch, f"{codec.name.replace('-', '_')}_{name}", tiles, *arguments)
+    launch(scratch, f"{codec.name.replace('-', '_')}_{name}", tiles, *arguments)
 
 
-def _launch(
+def launch(
     scratch: DeviceScratch,
     kernel: str,
     tiles: int,
@@ -245,7 +267,7 @@ def _launch(
     stride: int,
     entries: Any,
 ) -> None:
-    """One block a tile; the parameters that all kernels share."""
+    """Start a kernel with one block a tile; the parameters are those that all kernels share."""
     scratch.module.get_function(kernel)(
         (tiles,),
         (THREADS,),

@@ -575,6 +575,15 @@ KERNEL(bf16_xw_decode_4) {
     widen(halves, here, to);
 }
 
+// For plug-ins, whose streams lie in the frame already: write their checksums into the directory, or check them.
+KERNEL(seal) {
+    const u8* payload = payload_of(wire, stride, entries);
+    u64 sum = checksum(payload, entries[blockIdx.x].bytes);
+    if (threadIdx.x == 0) entries[blockIdx.x].checksum = sum;
+}
+
+KERNEL(check) { damaged(payload_of(wire, stride, entries), entries[blockIdx.x], status); }
+
 // Move the tiles of `values`, `stride` apart, to where they follow each other in `wire`.
 KERNEL(gather) {
     u32 bytes = entries[blockIdx.x].bytes;

@@ -14,8 +14,13 @@ CODECS = {
 
 
 def get(name: str) -> Codec:
-    """The codec of a name. Raises UsageError for an unknown one."""
+    """The codec of a name, plug-ins among them. Raises UsageError for an unknown one."""
     found = CODECS.get(name)
+    if name == "nvcomp-ans":
+        # Only here, as the module brings the device path along.
+        from taccl.runtime.codecs import nvcomp
+
+        return nvcomp.CODEC
     if found is None:
         raise UsageError(f"unknown codec {name!r}; known: {', '.join(CODECS)}")
     return found
