@@ -57,7 +57,7 @@ class Guard:
         if self._child == 0:
             try:
                 os.close(self._writer)
-                self._watch(reader, rank, launcher, max(deadline_s, LEAST_S))
+                self._watch(reader, rank, launcher, deadline_s)
             finally:
                 os._exit(0)
         os.close(reader)
@@ -122,11 +122,11 @@ class Guard:
             with contextlib.suppress(BrokenPipeError):
                 os.write(self._writer, word)
 
-    def _watch(self, reader: int, rank: int, launcher: int, patience_s: float) -> None:
+    def _watch(self, reader: int, rank: int, launcher: int, deadline_s: float) -> None:
         """In the child, until the rank says that it ends, dies, or is to be ended."""
         os.setsid()  # signals are for the rank; this process ends with it, and clears up
         os.closerange(0, 2)
-        begin = time.monotonic()
+        begin, patience_s = time.monotonic(), max(deadline_s, LEAST_S)
         # One after another, so that the first one's message is the only one: it ends the job.
         end = begin + patience_s + 0.5 * min(self._place.rank, 20)
         starting, said, code, segments = True, "", mpi.JOB_FAILED, set[str]()
@@ -135,7 +135,8 @@ class Guard:
             left_s = end - time.monotonic() if starting else None
             if left_s is not None and left_s <= 0:
                 said = (
-                    f"rank {self._place.rank} waited {patience_s:g} s for MPI to start: {siblings.suspect()}"
+                    f"rank {self._place.rank} waited {patience_s:g} s for MPI to start: another rank "
+                    "has ended (are its options the same?) or was never started"
                 )
                 break
             wait_s = None if left_s is None else min(left_s, TICK_S)
@@ -160,6 +161,8 @@ class Guard:
                 said, code = "interrupted", 130
             elif starting and siblings.gone:
                 said = f"{siblings.gone} ended before all ranks had started MPI"
+            elif starting and (stopped := siblings.stopped(deadline_s)) is not None:
+                said = f"rank {stopped} has been stopped for {deadline_s:g} s and MPI cannot start"
         spoke = False
         if said:
             spoke = self._claim()
@@ -220,6 +223,7 @@ class Siblings:
         self.gone = ""  # who ended, once one did
         self._place, self._launcher = place, launcher
         self._seen: dict[int, int] = {}  # process -> rank
+        self._stops: dict[int, float] = {}  # process that is stopped -> since when
         # A parent that has a rank itself is a wrapper of one rank.
         self._known = self._number(launcher) is None
 
@@ -250,20 +254,19 @@ class Siblings:
         if ended:
             self.gone = f"rank {ended[0]}" if ended[0] >= 0 else "another rank of this host"
 
-    def suspect(self) -> str:
-        """Why MPI does not start, as far as can be seen."""
-        if stopped := self._stopped():
-            return f"rank {min(self._seen[one] for one in stopped)} is stopped"
-        return "another rank has ended (are its options the same?) or was never started"
+    def stopped(self, least_s: float) -> int | None:
+        """A rank that has been stopped for so long, as far as it was looked at."""
+        now = time.monotonic()
+        stopped = [process for process in self._seen if _state(process) == "T"]
+        self._stops = {process: self._stops.get(process, now) for process in stopped}
+        return min((self._seen[p] for p, since in self._stops.items() if now - since > least_s), default=None)
 
     def free(self) -> None:
         """End who is stopped: a launcher that asks first waits for them."""
-        for process in self._stopped():
+        self.stopped(0.0)
+        for process in self._stops:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
-
-    def _stopped(self) -> list[int]:
-        return [process for process in self._seen if _state(process) in "Tt"]
 
 
 def _state(process: int) -> str:

@@ -68,7 +68,7 @@ def test_a_rank_that_is_stopped_before_mpi_starts_is_named():
     ended = taccl_but(2, 1, ("--stop",), "run", "none.xml", "--deadline", "1")
     assert ended.code == 86
     (said,) = messages(ended)
-    assert said == "taccl: rank 0 waited 10 s for MPI to start: rank 1 is stopped; the job is ended"
+    assert said == "taccl: rank 1 has been stopped for 1 s and MPI cannot start; the job is ended"
 
 
 @pytest.mark.parametrize(
