@@ -189,13 +189,21 @@ def _solver() -> Check:
 
 def _codecs() -> list[Check]:
     found = []
-    for module, package, use in (
-        ("zstandard", "zstandard", "lossless compression of messages"),
-        ("lz4", "lz4", "fast lossless compression of messages"),
+    for module, name, package, use in (
+        ("zstandard", "zstd", "zstandard", "small messages of integers"),
+        (
+            "nvidia.nvcomp",
+            "nvcomp-ans",
+            "nvidia-nvcomp-cu13",
+            "NVIDIA's coder of device memory; -cu12 for CUDA 12",
+        ),
     ):
-        there = importlib.util.find_spec(module) is not None
-        detail = f"{package} {_version(package)}" if there else f"not installed ({use})"
-        found.append(Check(f"codec {package}", there, detail, f"pip install {package}, if you want {use}"))
+        try:
+            there = importlib.util.find_spec(module) is not None
+        except ModuleNotFoundError:  # its parent package is missing
+            there = False
+        detail = f"{module} is installed" if there else f"{package} is not installed ({use})"
+        found.append(Check(f"codec {name}", there, detail, f"pip install {package}, if you want {use}"))
     return found
 
 

@@ -291,6 +291,8 @@ def test_wrong_calls_are_refused():
         coded(get("q8"), values.astype(np.float16))
     with pytest.raises(ValueError, match="no codec takes"):
         coded(get("raw"), values.astype(np.complex64))
+    with pytest.raises(ValueError, match="one dimension"):
+        coded(get("raw"), values.reshape(10, 10))
     with pytest.raises(ValueError, match="multiple of 256"):
         coded(get("raw"), values, tile=100)
     with pytest.raises(ValueError, match="multiple of 8"):

@@ -14,7 +14,7 @@ from taccl.runtime import doctor, gpu, mpi, shared
 
 NAMES = {
     "python", "numpy", "ml_dtypes", "lxml", "pyyaml", "networkx", "ortools", "mpi library", "mpi wheels",
-    "mpiexec", "two ranks", "shared memory", "gpu", "cuda-aware mpi", "solver", "codec zstandard", "codec lz4",
+    "mpiexec", "two ranks", "shared memory", "gpu", "cuda-aware mpi", "solver", "codec zstd", "codec nvcomp-ans",
     "namespaces",
 }  # fmt: skip
 

@@ -151,7 +151,9 @@ def decode_raw(entry: Entry, wire: Array, values: Array) -> None:
 
 
 def dtype_of(values: Array) -> DType:
-    """The entry of DTYPES for an array's type. Raises ValueError for another type."""
+    """The entry of DTYPES for an array's type. Raises ValueError for another type, or several dimensions."""
+    if values.ndim != 1:
+        raise ValueError(f"codecs take arrays of one dimension, found {values.ndim}; reshape(-1) first")
     found = DTYPES.get(values.dtype.name)
     if found is None or found.numpy != values.dtype:
         raise ValueError(f"no codec takes arrays of type {values.dtype}; known: {', '.join(DTYPES)}")
