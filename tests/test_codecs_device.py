@@ -233,20 +233,16 @@ def test_wrong_calls_are_refused(device):
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
 def test_kernels_compile_for_gpus(tmp_path):
-    """As CuPy's compiler would, for the oldest and a recent architecture; no driver is needed."""
-    listed = subprocess.run(
-        ["nvcc", "--list-gpu-arch"], capture_output=True, text=True, timeout=60
-    ).stdout.split()
-    for arch in {listed[0], "compute_90"} & set(listed):
-        done = subprocess.run(
-            ["nvcc", *OPTIONS, "-Wno-deprecated-gpu-targets", "-ptx", f"-arch={arch}", "-o",
-             str(tmp_path / "kernels.ptx"), str(KERNELS)],
-            capture_output=True, text=True, timeout=240,
-        )  # fmt: skip
-        assert done.returncode == 0 and "warning" not in done.stderr, done.stderr
-        ptx = (tmp_path / "kernels.ptx").read_text()
-        assert all(f"{name.replace('-', '_')}_encode_" in ptx for name, _ in CODED_BY_KERNELS)
-        assert "fma.rn.f32" not in ptx
+    """As CuPy's compiler would, for what nvcc takes by default; no driver is needed."""
+    done = subprocess.run(
+        ["nvcc", *OPTIONS, "-Wno-deprecated-gpu-targets", "-ptx", "-o", str(tmp_path / "kernels.ptx"), str(KERNELS)],
+        capture_output=True, text=True, timeout=240,
+    )  # fmt: skip
+    assert done.returncode == 0 and "warning" not in done.stderr, done.stderr
+    ptx = (tmp_path / "kernels.ptx").read_text()
+    assert all(f"{name.replace('-', '_')}_encode_" in ptx for name, _ in CODED_BY_KERNELS)
+    # One rounding where numpy has two would give other bytes.
+    assert "fma.rn.f32" not in ptx
 
 
 def test_the_source_is_part_of_the_package():

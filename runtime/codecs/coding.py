@@ -96,7 +96,8 @@ def accumulate_into(
 ) -> Frame:
     """Add the decoded values of a frame of floats to (n,) float32, in place: the sum at a chunk's owner.
 
-    Each value is decoded to its own type, widened and added with one rounding. Raises as `decode_into`.
+    Each value is decoded to its own type, widened and added with one rounding. Raises as `decode_into`; the
+    tiles before the wrong one have been added by then.
     """
     _check_wire(wire)
     frame = expected(codec, lambda: read_header(wire), origin)
