@@ -124,9 +124,8 @@ def test_ndv2_with_whole_chunks_of_1_mb(name: str, partition: int, us: int) -> N
         ("ndv2:2", "allgather", 3.8),
         ("ndv2:2", "allreduce", 3.8),
         ("ndv2:2", "alltoall", 3.8),
-        # Eight NICs for 256 pairs: 32 pairs a message, five doublings of 0.3.
-        ("dgx2:2", "reducescatter", 4.1),
-        ("dgx-a100:2", "allgather", 2.6 + 3 * 0.35),
+        # Eight NICs for 64 pairs: 8 pairs a message, three doublings of 0.35.
+        ("dgx-a100:2", "reducescatter", 2.6 + 3 * 0.35),
     ],
 )
 def test_few_messages_fit_between_two_nodes(topology: str, name: str, us: float) -> None:
@@ -136,7 +135,25 @@ def test_few_messages_fit_between_two_nodes(topology: str, name: str, us: float)
     assert bound.name.startswith("latency of the messages out of ranks")
 
 
-@pytest.mark.parametrize("name", ["allgather", "alltoall", "allreduce", "broadcast"])
+@pytest.mark.parametrize("name", ["broadcast", "reduce"])
+@pytest.mark.parametrize("topology", ["dgx2:1", "dgx-h100:1"])
+def test_pipelines_behind_a_switch_are_within_two_percent_of_the_best_rounds(
+    topology: str, name: str
+) -> None:
+    """Bar-Noy and Kipnis: m - 1 + log2(ranks) rounds of whole chunks; m as is best for 1 GB."""
+    machine = load_topology(topology)
+    link, port = machine.links[0], machine.ports[machine.links[0].ports[0]]
+    depth = (machine.ranks - 1).bit_length()
+    rounds = min(
+        (m - 1 + depth) * (float(link.alpha_us) + float(port.beta_us_per_mb) * 1000 / m)
+        for m in range(1, 2000)
+    )
+    bound = lower_bound(machine, build(name, machine.ranks), 1000 * MB)
+    assert bound.name.startswith("pipeline")
+    assert 0.98 * rounds < bound.time_us < rounds
+
+
+@pytest.mark.parametrize("name", ["alltoall", "broadcast"])
 def test_messages_are_counted_on_machines_of_72_ranks_too(name: str) -> None:
     """Seven rounds of 0.5 us on one switch."""
     machine = load_topology("gb200-nvl72:1")

@@ -132,6 +132,31 @@ def test_no_optimum_of_a_machine_whose_ranks_are_all_alike_is_below_a_bound(
     assert solved
 
 
+@pytest.mark.parametrize("name", ["broadcast", "reduce"])
+def test_no_optimum_of_a_pipeline_behind_one_port_a_rank_is_below_a_bound(name: str) -> None:
+    """Whole chunks can only be slower than messages of any size."""
+    solved = decided = 0
+    for ranks, partition, alpha, occupancy in [
+        (3, 2, 1, 1), (3, 3, 1, 1), (3, 4, 1, 1), (3, 2, 2, 2), (3, 3, 2, 1), (3, 3, 2, 2), (4, 2, 1, 1), (4, 2, 2, 2),
+    ]:  # fmt: skip
+        ports = tuple(Port(f"{way}{r}", Fraction(1)) for way in ("out", "in") for r in range(ranks))
+        links = tuple(
+            Link(a, b, Fraction(alpha), Fraction(1), Fraction(occupancy), (a, ranks + b))
+            for a in range(ranks) for b in range(ranks) if a != b
+        )  # fmt: skip
+        topology = Topology("switch", (tuple(range(ranks)),), links, ports)
+        collective = build(name, ranks, partition, root=ranks - 1)
+        bound = lower_bound(topology, collective, partition * 10**6)
+        least = -(-bound.time_fs // FS_PER_US)
+        try:
+            assert not Search(topology, collective, MAX_STATES).possible(least - 1), bound.name
+        except TooLarge:
+            continue
+        solved += 1
+        decided += bound.name.startswith("pipeline")
+    assert solved >= 3 and decided, (solved, decided)
+
+
 def two_nodes(rng: random.Random) -> Topology:
     """Two nodes of one or two ranks, links within them, and links between them through one or two ports each way."""
     sizes = rng.choice([(1, 2), (2, 2), (2, 2)])

@@ -1,4 +1,4 @@
-"""Bounds from the number of messages: growth towards and away from a rank, across cuts, relays of an alltoall."""
+"""Bounds from the number of messages: growth towards and away from a rank, pipelines, cuts, relays of an alltoall."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from fractions import Fraction
 
 from taccl.synth.bounds.bound import Bound, ranks_text
 from taccl.synth.bounds.crossings import crossing_time
+from taccl.synth.bounds.fill import fill_time
 from taccl.synth.bounds.growth import growth_time, relay_time
 from taccl.synth.bounds.network import Network
 from taccl.synth.bounds.wants import Wants
@@ -38,6 +39,15 @@ def message_bounds(network: Network, collective: Collective, wants: Wants, floor
             what = f"messages that spread data from rank {late[1]}" if backwards else ""
             what = what or f"messages that bring the data of {needed[late[1]]} ranks to rank {late[1]}"
             found.append(Bound(network.to_fs(floor), f"latency of the {what}"))
+    for (sources, destinations), chunks in wants.items() if len(wants) == 1 else ():
+        one, others = (destinations, sources) if combining else (sources, destinations)
+        if len(one) == 1:
+            root = min(one)
+            filled = fill_time(network, root, others - one, chunks, combining)
+            if filled is not None and filled > floor:
+                floor = filled
+                way = "into" if combining else "out of"
+                found.append(Bound(network.to_fs(floor), f"pipeline {way} rank {root}"))
     across = crossing_time(network, heard, math.floor(floor))
     if across is not None:
         floor = Fraction(across[0])
