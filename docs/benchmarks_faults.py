@@ -142,7 +142,8 @@ def attempt(how: str, way: str, chance: random.Random, folder: str) -> Try:
         job.wait()
     seconds = time.monotonic() - fault
     left += remains(token, memory, scratch)
-    lines = (err.read_text(errors="replace") + out.read_text(errors="replace")).splitlines()
+    text = err.read_text(errors="replace") + out.read_text(errors="replace")
+    lines = text.replace("\0", "").splitlines()  # which Open MPI ends its own messages with
     said = tuple(one for one in lines if one.startswith("taccl:") and " host buffers, " not in one)
     rest = "\n".join(one for one in lines if not one.startswith(("taccl:", "#", " ")))
     return Try(victim, job.returncode, seconds, early or how == "diverge", said, rest, tuple(left))

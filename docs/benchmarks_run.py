@@ -3,6 +3,7 @@
     python docs/benchmarks_run.py                      the tables of docs/benchmarks.md
     python docs/benchmarks_run.py step                 the first only
     python docs/benchmarks_run.py 4 allgather alltoall  rows of some numbers of ranks and collectives
+    python docs/benchmarks_run.py 2 1KB 64KB            and of some sizes
 
 Everything that is compared takes turns in one run; a ratio is the median over the turns of the time of a turn's slowest
 rank, divided by that of MPI in the same turn.
@@ -43,7 +44,7 @@ ENGINES = {
 }
 HOPS = 64
 TURNS = 200  # of the step
-MOST_TURNS, LEAST_TURNS, ENOUGH_S = 60, 7, 3.0  # of a collective
+MOST_TURNS, LEAST_TURNS, ENOUGH_S = 200, 7, 3.0  # of a collective
 
 
 def hops() -> Program:
@@ -130,11 +131,11 @@ def step(job: Job) -> dict[str, float]:
     return found
 
 
-def rows(job: Job, name: str, files: list[str]):
+def rows(job: Job, sizes: str, files: list[str]):
     """For each size: us of MPI, and for private and shared buffers the quickest program and its ratio."""
     node = job.share_memory().sharing[job.rank]
     programs = {path: read_xml(Path(path).read_text(), path) for path in files}
-    for label, size in SIZES.items():
+    for label, size in ((label, SIZES[label]) for label in sizes.split(",")):
         found: dict[str, object] = {"size": label}
         for how in ("private", "shared"):
             made = {}
@@ -163,8 +164,8 @@ def rows(job: Job, name: str, files: list[str]):
 
 def worker(arguments: list[str]) -> None:
     with Job(120.0) as job:
-        what, *rest = arguments
-        for found in [step(job)] if what == "step" else rows(job, what, rest):
+        what, *files = arguments
+        for found in [step(job)] if what == "step" else rows(job, what, files):
             if job.rank == 0:
                 print(json.dumps(found), flush=True)
 
@@ -201,6 +202,7 @@ def main(arguments: list[str]) -> None:
         return
     counts = [int(one) for one in arguments if one.isdigit()] or RANKS
     names = [one for one in arguments if one in ENGINES] or list(ENGINES)
+    sizes = ",".join([one for one in SIZES if one.replace(" ", "") in arguments] or SIZES)
     print(
         "| ranks | collective | size | MPI (us) | private buffers | program | shared buffers | program | turns |"
     )
@@ -209,7 +211,7 @@ def main(arguments: list[str]) -> None:
         for ranks in counts:
             for name in names:
                 files = [path for engine in ENGINES[name] if (path := make(folder, ranks, name, engine))]
-                for row in launch(ranks, name, *files):
+                for row in launch(ranks, sizes, *files):
                     cells = [f"{row[how][1]:.2f} | {row[how][0]}" for how in ("private", "shared")]
                     print(
                         f"| {ranks} | {name} | {row['size']} | {row['mpi']:.1f} | {' | '.join(cells)} | "
