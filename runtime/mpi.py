@@ -86,14 +86,14 @@ def load() -> Any:
 
 
 def segments(process: int) -> list[str]:
-    """Files in memory in which MPICH and UCX have their ranks of one host meet, as far as this process has them
-    mapped and they still have a name."""
+    """Files in memory in which MPICH, UCX and Open MPI have their ranks of one host meet, as far as this process has
+    them mapped and they still have a name."""
     try:
         maps = Path(f"/proc/{process}/maps").read_text(errors="replace")
     except OSError:  # the process is gone, or the system has no /proc
         return []
     found = {f"/dev/shm/{name}" for line in maps.splitlines() if (name := line.partition(" /dev/shm/")[2])}
-    own = ("/dev/shm/mpich_", "/dev/shm/ucx_shm_posix_")
+    own = ("/dev/shm/mpich_", "/dev/shm/ucx_shm_posix_", "/dev/shm/sm_segment.")
     return sorted(path for path in found if path.startswith(own) and not path.endswith(" (deleted)"))
 
 
