@@ -329,10 +329,10 @@ def main(arguments: list[str]) -> None:
         collectives(arguments[1])
         return
     tries = next((int(one) for one in arguments if one.isdigit()), TRIES)
-    named = subprocess.run(
-        [mpi.mpiexec(), "-n", "1", sys.executable, "-c", "from taccl.runtime import mpi; l = mpi.library(mpi.load()); print(l.name, l.version)"],
-        check=True, capture_output=True, text=True, env=mpi.launch_environment(),
-    ).stdout.strip()  # fmt: skip
+    ask = "from taccl.runtime import mpi; found = mpi.library(mpi.load()); print(found.name, found.version)"
+    command = [mpi.mpiexec(), "-n", "1", sys.executable, "-c", ask]
+    asked = subprocess.run(command, check=True, capture_output=True, text=True, env=mpi.launch_environment())
+    named = asked.stdout.strip()
     well = True
     with tempfile.TemporaryDirectory() as folder:
         for kind, engine in [("allreduce", "ring"), *((kind, "direct") for kind in KINDS)]:
