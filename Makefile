@@ -10,7 +10,7 @@ READY := $(VENV)/.taccl-ready
 # mpiexec comes with the MPI wheel and lies in the environment too.
 export PATH := $(BIN):$(PATH)
 
-.PHONY: demo test lint docs bench bench-scale bench-published bench-run bench-codecs bench-faults bench-growth bench-determinism clean
+.PHONY: demo test lint docs bench bench-scale bench-published bench-run bench-codecs bench-cluster bench-faults bench-growth bench-determinism clean
 
 demo: $(READY)
 	taccl demo -o demo-out
@@ -55,6 +55,11 @@ bench-faults: $(READY)
 # Prints the tables "Codecs" of docs/benchmarks.md; a minute, or about five with the packages that it names.
 bench-codecs: $(READY)
 	@python docs/benchmarks_codecs.py
+
+# Prints the tables "Emulated clusters" of docs/benchmarks.md; about half an hour, as root. BENCH="headline" asks for a part.
+bench-cluster: $(READY)
+	@python docs/benchmarks_cluster.py $(BENCH)
+
 
 # Prints seconds against ranks and draws docs/growth.svg; about ten minutes.
 bench-growth: $(READY)

@@ -26,6 +26,7 @@ from taccl.runtime.bind import (
     internal_bytes,
     memory_chunks,
 )  # fmt: skip
+from taccl.runtime.calibration import Message, Span, spans
 from taccl.runtime.dtypes import DType, inside_type
 from taccl.runtime.job import Job, Neighbours
 from taccl.runtime.layout import Layout, layout
@@ -59,6 +60,7 @@ class Settings:
     pace: bool  # between nodes, of messages in host memory
     accumulate: str  # "type" | "float32": in which 16-bit floats are reduced on their way
     reference: bool
+    calibrate: bool = False  # note when the messages of the last run started and arrived
     deadline_s: float | None = None  # without progress; None: `patience_s` of the size
 
 
@@ -90,6 +92,7 @@ class Measurement:
     outside: int  # bytes written outside the buffers
     max_error: float
     reference: Timing | None  # of MPI's own collective, or of the program that this one is run against
+    spans: Mapping[Message, Span] | None = None  # of the last run's messages, when asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,12 +207,15 @@ def _measure_mode(
     cuda = gpu.Cuda(gpu.load()) if settings.device == "cuda" else None
     buffers = host if cuda is None else _device_buffers(cuda, compiled, shape, dtype, job.rank)
 
+    marks: list[tuple[int, float]] = []
+
     def bind(one: Compiled, on: Layout) -> Bound:
+        noted = marks if settings.calibrate and one is compiled else None
         transport, own = _transport(job, one, on.chunk_elements * inside.bytes, settings, neighbours, cuda)
         xp = cuda.xp if cuda else np
         bound = job.together(
             "the binding of the program",
-            lambda: Bound(one, job.rank, on, buffers, dtype, op, transport, xp, own, inside),
+            lambda: Bound(one, job.rank, on, buffers, dtype, op, transport, xp, own, inside, noted),
         )
         job.connect(bound)
         return bound
@@ -230,11 +236,12 @@ def _measure_mode(
         if other is not None and settings.reference:
             call = functools.partial(job.run, bounds[1])
         mine, its = _time(job, bounds[0], call, settings)
+        seen = spans(job, compiled.plans[job.rank], marks) if settings.calibrate else None
         reference.close()
         for bound in bounds:
             bound.close()
             bound.transport.close()
-    return Measurement(mine, wrong, outside, error, its)
+    return Measurement(mine, wrong, outside, error, its, seen)
 
 
 def _transport(

@@ -92,7 +92,7 @@ class Bound:
     buffers: arrays of `dtype`, of the lengths that `buffer_elements` says. op: one of dtypes.OPS, None for
     collectives that only move data. `transport` stays the caller's to close. empty: gives memory that is needed
     inside, of (elements, numpy type); None: the array module's own. inside: the type in which the program moves and
-    reduces, when it is another than that of the buffers.
+    reduces, when it is another than that of the buffers. marks: as in `Executor`.
 
     After the constructor all ranks exchange their transports' offers, and then `connect` makes it ready to run.
     """
@@ -109,6 +109,7 @@ class Bound:
         xp: Any = np,
         empty: Callable[[int, Any], Any] | None = None,
         inside: DType | None = None,
+        marks: list[tuple[int, float]] | None = None,
     ) -> None:
         empty = xp.empty if empty is None else empty
         inside = inside or dtype
@@ -142,7 +143,7 @@ class Bound:
             "t": empty(plan.staging_chunks * chunk, inside.numpy),
         }
         combine = combiner(op or "sum", xp)
-        self.executor = Executor(plan, memory, chunk, combine, transport, xp)
+        self.executor = Executor(plan, memory, chunk, combine, transport, xp, marks)
 
     @staticmethod
     def _padded(

@@ -19,6 +19,7 @@ in it each message is sent before it is received; so the first operation that is
 from __future__ import annotations
 
 import functools
+import time
 from bisect import insort
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
@@ -42,7 +43,8 @@ class Executor:
     """A plan bound to memory and a transport. `memory` maps each buffer letter to an array of elements.
 
     Made in two steps, because a receive may have to know where its sender's data lie: the constructor registers the
-    sends, `connect` the receives. `combine` reduces two arrays into a third, `out`.
+    sends, `connect` the receives. `combine` reduces two arrays into a third, `out`. `marks` gets what the last run did
+    when: the operation and the time (perf_counter) of each send's start and of each receive's arrival.
     """
 
     def __init__(
@@ -53,11 +55,13 @@ class Executor:
         combine: Callable[..., object],
         transport: Transport,
         xp: Any = np,
+        marks: list[tuple[int, float]] | None = None,
     ) -> None:
         self.plan = plan
         self.transport = transport
         self.left = 0  # operations; falls while there is progress
         self._memory, self._chunk, self._combine, self._xp = memory, chunk_elements, combine, xp
+        self._marks = marks
         self._messages: dict[int, Message] = {}
         self._closed = ""  # what the beginning of the run waits for
         self._lines: list[list[int]] = []
@@ -77,7 +81,8 @@ class Executor:
         for number, op in enumerate(operations):
             if op.kind == "recv":
                 self._messages[number] = self.transport.recv(self._view(op.dst), op.peer, op.tag)
-        self._steps = self._write_steps() if self.transport.buffered else []
+        in_order = self.transport.buffered and self._marks is None
+        self._steps = self._write_steps() if in_order else []
         if self._steps:
             self._run = self._in_order()
             return
@@ -114,12 +119,16 @@ class Executor:
 
             flushed = False
             if arrived is not None:
+                if self._marks is not None and operations[arrived].kind == "recv":
+                    actions.append(self._mark(arrived))
                 if (action := self._arrival(arrived, operations[arrived])) is not None:
                     actions.append(action)
                 finish(arrived)
             while stack:
                 number = stack.pop()
                 action = self._action(number, operations[number])
+                if self._marks is not None and operations[number].kind == "send":
+                    actions.append(self._mark(number))
                 if number in messages and flush is not None and not flushed:
                     # It may read or overwrite what a local operation still works on.
                     actions.append(flush)
@@ -224,6 +233,12 @@ class Executor:
         self._all_late = list(late.values())
         self._late_count = sum(len(numbers) for _, numbers in self._all_late)
 
+    def _mark(self, number: int) -> Action:
+        """What notes that a send starts or a receive has arrived."""
+        marks = self._marks
+        assert marks is not None
+        return lambda: marks.append((number, time.perf_counter()))
+
     def _action(self, number: int, op: Operation) -> Action | None:
         """What starts an operation; a local one is finished by it."""
         if op.kind in ("send", "recv"):
@@ -268,6 +283,8 @@ class Executor:
     def start(self) -> None:
         """Begin a run."""
         self._closed = self.transport.begin()
+        if self._marks is not None:
+            self._marks.clear()
         if self._steps:
             self.left = len(self._steps)
             return

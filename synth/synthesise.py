@@ -47,7 +47,18 @@ def synthesise(
     on_progress: Callable[[Progress], None] | None = None,
     should_stop: Callable[[], bool] | None = None,
 ) -> Algorithm:
-    """The best algorithm found for a request, with its certificate.
+    """The best algorithm found for a request, with its certificate; see `synthesise_several`."""
+    return synthesise_several(request, on_progress, should_stop, 0)[0]
+
+
+def synthesise_several(
+    request: Request,
+    on_progress: Callable[[Progress], None] | None = None,
+    should_stop: Callable[[], bool] | None = None,
+    others: int = 3,
+) -> tuple[Algorithm, ...]:
+    """The best algorithm found for a request, and after it the best that `others` more engines and chunkings have,
+    the quickest first, each with its certificate.
 
     should_stop is polled; when it turns true the best so far is returned (Interrupted if there is none).
     Raises UsageError, Infeasible (with the sketch's conflicting rules), NoSolutionInTime, Interrupted.
@@ -112,16 +123,26 @@ def synthesise(
     lower_fs, bound_by = bound.time_fs, bound.name
     if best.time_fs < lower_fs:
         raise CheckFailed(f"the bound {bound_by!r} is above the time of a schedule, a fault of taccl")
-    found = best.algorithm(request.topology, request.size_bytes)
-    wrong = check_algorithm(found, request.topology)
-    if wrong:
-        raise CheckFailed(f"the schedule found by {best.engine} is wrong, a fault of taccl: {wrong[0]}")
-    whole = granular_bound(request.topology, best.collective, request.size_bytes)
-    return replace(
-        found,
-        certificate=_certificate(search, best, lower_fs, bound_by, whole.time_fs),
-        provenance={**provenance(request), "workers": request.workers},
+
+    def certified(candidate: Candidate) -> Algorithm:
+        found = candidate.algorithm(request.topology, request.size_bytes)
+        wrong = check_algorithm(found, request.topology)
+        if wrong:
+            raise CheckFailed(
+                f"the schedule found by {candidate.engine} is wrong, a fault of taccl: {wrong[0]}"
+            )
+        whole = granular_bound(request.topology, candidate.collective, request.size_bytes)
+        return replace(
+            found,
+            certificate=_certificate(search, candidate, lower_fs, bound_by, whole.time_fs),
+            provenance={**provenance(request), "workers": request.workers},
+        )
+
+    rest = sorted(
+        (c for c in search.of_engine.values() if c.messages != best.messages),
+        key=lambda c: (c.time_fs, c.collective.partition, c.engine),
     )
+    return tuple(certified(candidate) for candidate in (best, *rest[:others]))
 
 
 def _models(search: Search, request: Request, ladder: list[int]) -> None:

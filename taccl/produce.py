@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from taccl.synth.symmetric.algorithm import SymmetricAlgorithm
 
 SUFFIXES = (".xml", ".json")
+WORTHWHILE = 1.002  # what a program must lose or gain before another schedule is lowered, or taken
 
 
 ENDED = {
@@ -126,22 +127,27 @@ def produce(
     from taccl.profiles.load import load_topology
     from taccl.synth.at_scale import at_scale, synthesise_at_scale
     from taccl.synth.composed import composed_alone, synthesise_composed
-    from taccl.synth.synthesise import synthesise
+    from taccl.synth.synthesise import synthesise_several
 
     topology = load_topology(order.topology)
     request, warnings = _request(order, topology)
     began = time.monotonic()
     scaled = at_scale(request) or composed_alone(request)
-    make: Callable[..., Algorithm | SymmetricAlgorithm] = synthesise
-    if scaled:
-        make = synthesise_composed if composed_alone(request) else synthesise_at_scale
-    algorithm = make(request, on_progress, should_stop)
+    algorithm: Algorithm | SymmetricAlgorithm
+    others: tuple[Algorithm, ...] = ()
+    if composed_alone(request):
+        algorithm = synthesise_composed(request, on_progress, should_stop)
+    elif scaled:
+        algorithm = synthesise_at_scale(request, on_progress, should_stop)
+    else:
+        algorithm, *rest = synthesise_several(request, on_progress, should_stop)
+        others = tuple(rest)
     solve_s = time.monotonic() - began
     ended = why_ended(request, algorithm, solve_s, should_stop is not None and should_stop(), scaled)
     product = Product(algorithm, topology, None, solve_s, algorithm.time_fs, warnings, "", ended)
     if scaled and topology.ranks > LOWERED_RANKS:
         return replace(product, no_program=f"programs are made for up to {LOWERED_RANKS} ranks")
-    return _lowered(order, product)
+    return _lowered(order, product, others)
 
 
 def why_ended(
@@ -161,8 +167,12 @@ def why_ended(
     return "stages-done" if not scaled and request.engine in ("auto", "cp-sat") else "nothing-left"
 
 
-def _lowered(order: Order, product: Product) -> Product:
-    """The product with its program, or with the reason why there is none."""
+def _lowered(order: Order, product: Product, others: tuple[Algorithm, ...]) -> Product:
+    """The product with its program, or with the reason why there is none.
+
+    others: the next best schedules, the quickest first. One of them is taken when the best loses time in lowering,
+    because a program cannot keep all of its order, and the other's program is quicker.
+    """
     from taccl.synth.collective import refined
     from taccl.synth.fifo_slots import within_slots
     from taccl.synth.lower import claim, lower_exact
@@ -174,6 +184,19 @@ def _lowered(order: Order, product: Product) -> Product:
         lowered = lower_exact(algorithm, product.topology, instances=order.instances, protocol=order.protocol)
     except Infeasible as limit:
         return replace(product, no_program=str(limit))
+    for other in others:
+        if lowered.simulated_time_fs <= WORTHWHILE * algorithm.time_fs:
+            break
+        if other.time_fs * WORTHWHILE >= lowered.simulated_time_fs:
+            break
+        try:
+            found = lower_exact(other, product.topology, instances=order.instances, protocol=order.protocol)
+        except Infeasible:
+            continue
+        if found.simulated_time_fs * WORTHWHILE < lowered.simulated_time_fs:
+            algorithm, lowered = other, found
+    if algorithm in others:
+        product = replace(product, algorithm=algorithm)
     program = lowered.program
     if order.size_range is not None:
         program = replace(program, min_bytes=order.size_range[0], max_bytes=order.size_range[1])

@@ -19,7 +19,8 @@ def test_nodes_share_memory_inside_and_messages_between(tmp_path):
     path, out = tmp_path / "ring.xml", tmp_path / "out.json"
     path.write_text(write_xml(programs.ring_allreduce(4, 2)))
     sizes = ("-b", "2K", "-e", "512K", "-f", "16", "-n", "2", "-w", "1", "--no-reference")
-    line = ("run", str(path), *sizes, "--buffers", "shared", "-v", "--json", str(out))
+    model = ("--topology", "fat-tree:2x2", "--calibrate")
+    line = ("run", str(path), *sizes, "--buffers", "shared", "-v", "--json", str(out), *model)
     done = subprocess.run(
         [
             *(sys.executable, "-m", "tests.cluster", "run", "--nodes=2", "--ranks=2", "--rate=1gbit"),
@@ -32,6 +33,14 @@ def test_nodes_share_memory_inside_and_messages_between(tmp_path):
     assert done.returncode == 0, done.stderr
     document = json.loads(out.read_text())
     assert document["transport"] == "shm+mpi" and document["out_of_bounds"] == {"count": 0, "okay": True}
+    for row in document["results"]:  # a ring: half of its messages cross between the nodes
+        classes = {part["name"]: part for part in row["calibration"]["classes"]}
+        assert {name: part["messages"] for name, part in classes.items()} == {"leaf": 12, "spine": 12}
+        assert sum(part["bytes"] for part in classes.values()) == row["wire_bytes"]
+        assert all(part["measured_transit_us"] > 0 for part in classes.values())
+        ports = {part["name"]: part for part in row["calibration"]["ports"]}
+        assert ports["leaf0.up"]["bytes"] == classes["spine"]["bytes"] / 2
+    assert "leaf0.up" in done.stdout
     said = sorted(line for line in (done.stdout + done.stderr).splitlines() if line.startswith("taccl: rank"))
     assert said == [
         f"taccl: rank {rank}: shared host buffers, transport shm to rank {rank ^ 1}, mpi to the others"

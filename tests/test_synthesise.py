@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from taccl.errors import Infeasible, Interrupted, UsageError
+from taccl.produce import Order, produce
 from taccl.profiles.load import load_topology
 from taccl.profiles.topology import Link, Topology
 from taccl.sketches.restrict import restrict
@@ -22,10 +25,10 @@ from taccl.synth.check_algorithm import check_algorithm
 from taccl.synth.collective import Chunk, Collective, build
 from taccl.synth.cost import costs, us
 from taccl.synth.engines import BASELINES, Inapplicable
-from taccl.synth.lower import lower_exact
+from taccl.synth.lower import LoweringResult, lower_exact
 from taccl.synth.request import Request
 from taccl.synth.search import Search
-from taccl.synth.synthesise import synthesise
+from taccl.synth.synthesise import synthesise, synthesise_several
 from taccl.synth.verify import is_correct, verify
 
 COLLECTIVES = (
@@ -219,3 +222,29 @@ def test_the_search_stops_where_the_answer_is_called_optimal(monkeypatch: pytest
     found = synthesise(Request(load_topology("ndv2-1mb:1"), "allgather", 8 * 10**6))
     bound_fs = lower_bound(load_topology("ndv2-1mb:1"), found.collective, 8 * 10**6).time_fs
     assert found.time_fs > bound_fs and found.certificate.proved_by == "any algorithm"
+
+
+def test_the_next_best_schedules_are_right_and_in_order() -> None:
+    topology = load_topology("ring:4")
+    several = synthesise_several(Request(topology, "allgather", 10**6, time_limit_s=1.0))
+    assert len(several) > 1 and [a.time_fs for a in several] == sorted(a.time_fs for a in several)
+    assert len({(a.engine, a.collective.partition) for a in several}) == len(several)
+    for algorithm in several:
+        proved(algorithm, topology)
+
+
+def test_a_schedule_that_loses_in_lowering_gives_way_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[LoweringResult] = []
+
+    def first_loses(algorithm: Algorithm, *rest: Any, **options: Any) -> LoweringResult:
+        found = lower_exact(algorithm, *rest, **options)
+        if not made:
+            found = replace(found, simulated_time_fs=100 * found.simulated_time_fs)
+        made.append(found)
+        return found
+
+    monkeypatch.setattr("taccl.synth.lower.lower_exact", first_loses)
+    found = produce(Order("ring:4", "allgather", 10**6, time_limit_s=1.0))
+    assert len(made) == 2 and found.simulated_fs == made[1].simulated_time_fs
+    assert found.program is not None and found.program.gpus == made[1].program.gpus
+    assert found.algorithm.time_fs == found.simulated_fs

@@ -12,11 +12,12 @@ import click
 from taccl.commands.completion import files, topologies
 from taccl.commands.options import Quantity
 from taccl.commands.run_prepare import predictor, prepare, with_transport
-from taccl.commands.run_report import document, preamble, say_devices, write
+from taccl.commands.run_report import calibrated, document, preamble, say_devices, write
 from taccl.program_file import collective_options
 
 if TYPE_CHECKING:
     from taccl.runtime.bench import Row
+    from taccl.runtime.calibration import Calibration
     from taccl.runtime.job import Job
 
 TRANSPORTS = ("auto", "shm", "mpi", "mpi-cuda", "staged-mpi")
@@ -163,6 +164,11 @@ class RankedCommand(click.Command):
     help="Time this program of the same collective beside it, instead of MPI's.",
 )
 @click.option(
+    "--calibrate",
+    is_flag=True,
+    help="Compare the messages of the last run with the model's, by class of links and by port.",
+)
+@click.option(
     "--json",
     "json_path",
     metavar="FILE",
@@ -192,7 +198,7 @@ def _run(job: Job, options: dict[str, Any]) -> bool:
     """Print the table, write the JSON; whether anything was wrong (the same on every rank)."""
     import numpy as np
 
-    from taccl.runtime import table
+    from taccl.runtime import calibration, table
     from taccl.runtime.bench import measure
     from taccl.runtime.job import fingerprint
 
@@ -217,11 +223,13 @@ def _run(job: Job, options: dict[str, Any]) -> bool:
         for text in [*lines, *table.header(beside, bool(predict))]:
             print(text, file=out, flush=True)
     rows: list[tuple[Row, float | None]] = []
+    reports: list[Calibration | None] = []
     for row in measure(job, loaded, settings, neighbours, against):
         predicted = predict(row.size_bytes) if predict is not None and first else None
         rows.append((row, predicted))
         if first:
             print(table.line(row, name, ranks, settings.reference, predicted), file=out, flush=True)
+            reports.append(calibrated(loaded, topology, row))
     measured = [found for row, _ in rows for found in row.modes.values()]
     bad = sum((found.wrong or 0) + found.outside for found in measured)
     speeds = [table.bandwidths(row, m, name, ranks)[1] for row, _ in rows for m in row.modes.values()]
@@ -229,9 +237,12 @@ def _run(job: Job, options: dict[str, Any]) -> bool:
     if first:
         print(f"# Out of bounds values : {bad} {'OK' if bad == 0 else 'FAILED'}", file=out)
         print(f"# Avg bus bandwidth    : {average:.6g}", file=out, flush=True)
+        for report in reports:
+            for text in [] if report is None else calibration.lines(report):
+                print(text, file=out, flush=True)
     if options["json_path"] is not None:
         made = (
-            document(job, program, collective, settings, neighbours, options, rows, bad, average)
+            document(job, program, collective, settings, neighbours, options, rows, reports, bad, average)
             if first
             else {}
         )

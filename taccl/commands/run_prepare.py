@@ -57,8 +57,12 @@ def prepare(job: Job, options: dict[str, Any]) -> tuple[Loaded, Loaded | None, S
         iterations=options["iters"], warmup=options["warmup"], checks=options["checks"], device=device,
         transport=_transport(options["transport"], device, options["buffers"]), buffers=options["buffers"],
         accumulate=options["accumulate"], pace=options["pace"], reference=options["reference"],
-        deadline_s=options["deadline"],
+        calibrate=options["calibrate"], deadline_s=options["deadline"],
     )  # fmt: skip
+    if settings.calibrate and topology is None and its_topology is None:
+        raise UsageError(
+            "--calibrate compares with a model: give --profile, or a native file, which brings its own"
+        )
     return loaded, against, settings, topology or its_topology
 
 

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 from taccl.errors import EnvironmentProblem
 
 if TYPE_CHECKING:
-    from taccl.runtime.bench import Row, Settings
+    from taccl.profiles.topology import Topology
+    from taccl.runtime.bench import Loaded, Row, Settings
+    from taccl.runtime.calibration import Calibration
     from taccl.runtime.job import Job, Neighbours
     from taccl.synth.collective import Collective
     from taccl.synth.program import Program
@@ -80,6 +82,18 @@ def preamble(
     return [*lines, "#"]
 
 
+def calibrated(loaded: Loaded, topology: Topology | None, row: Row) -> Calibration | None:
+    """The report on a row whose messages were looked at; None for another."""
+    from taccl.runtime.calibration import calibration
+
+    spans = next(
+        (found.spans for found in reversed(list(row.modes.values())) if found.spans is not None), None
+    )
+    if spans is None or topology is None:
+        return None
+    return calibration(loaded.program, loaded.collective, loaded.order, topology, row.size_bytes, spans)
+
+
 def document(
     job: Job,
     program: Program,
@@ -88,6 +102,7 @@ def document(
     neighbours: Neighbours,
     options: dict[str, Any],
     rows: list[tuple[Row, float | None]],
+    reports: list[Calibration | None],
     bad: int,
     average: float,
 ) -> dict[str, object]:
@@ -96,7 +111,7 @@ def document(
     import time
 
     from taccl import __version__
-    from taccl.runtime import mpi, table
+    from taccl.runtime import calibration, mpi, table
 
     library = mpi.library(job.MPI)
     name = collective.name
@@ -128,7 +143,11 @@ def document(
         ],
         "transport": _names(settings, neighbours),
         "codec": "none",
-        "results": [table.row_json(row, name, collective.group_ranks, predicted) for row, predicted in rows],
+        "results": [
+            table.row_json(row, name, collective.group_ranks, predicted)
+            | ({} if report is None else {"calibration": calibration.document(report)})
+            for (row, predicted), report in zip(rows, reports, strict=True)
+        ],
         "out_of_bounds": {"count": bad, "okay": bad == 0},
         "average_bus_bandwidth": {"bandwidth": average, "okay": bad == 0},
     }

@@ -18,9 +18,12 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from taccl.runtime import mpi
+
 from .layout import Layout
 
 _HERE = Path(__file__).resolve().parent
+_SUBNET = "10.77.0.0/24"
 _LAUNCHER = "10.77.0.254"
 _MTU = 9000
 
@@ -35,20 +38,33 @@ class Cluster:
 
     def command(self, program: Sequence[str]) -> list[str]:
         """The command line that runs `program` on all ranks, node by node."""
-        hosts = ",".join(
-            f"{self.layout.address(node)}:{self.layout.ranks_per_node}" for node in range(self.layout.nodes)
-        )
-        mpiexec = Path(sys.prefix) / "bin" / "mpiexec"
-        return [
-            *("nsenter", "--target", str(self.hub), "--net"),
-            *(str(mpiexec), "-iface", "ctl0", "-launcher", "ssh", "-launcher-exec", str(_HERE / "nsrsh")),
-            *("-hosts", hosts, "-n", str(self.layout.ranks), *program),
-        ]
+        each = self.layout.ranks_per_node
+        hosts = ",".join(f"{self.layout.address(node)}:{each}" for node in range(self.layout.nodes))
+        mpiexec, shell = str(Path(sys.prefix) / "bin" / "mpiexec"), str(_HERE / "nsrsh")
+        launcher = [mpiexec, "-iface", "ctl0", "-launcher", "ssh", "-launcher-exec", shell, "-hosts", hosts]
+        if not _mpich():
+            launcher = [
+                *(mpiexec, "--prtemca", "plm_ssh_agent", shell, "--prtemca", "prte_if_include", _SUBNET),
+                *("--map-by", f"ppr:{each}:node:oversubscribe", "--bind-to", "none", "--host", hosts),
+                *(
+                    "--mca",
+                    "pml",
+                    "ob1",
+                    "--mca",
+                    "btl",
+                    "self,sm,tcp",
+                    "--mca",
+                    "btl_tcp_if_include",
+                    "eth0",
+                ),
+            ]
+        inside = ("nsenter", "--target", str(self.hub), "--net", "--uts")
+        return [*inside, *launcher, "-n", str(self.layout.ranks), *program]
 
     def environment(self) -> dict[str, str]:
         """The environment for `command`."""
         return {
-            **os.environ,
+            **mpi.launch_environment(),
             # Without this UCX would find shared memory between "nodes": they have one kernel.
             "UCX_TLS": "tcp,self",
             "UCX_NET_DEVICES": "eth0",
@@ -71,8 +87,8 @@ def why_not(shaper: str) -> str:
     for tool in ("ip", "tc", "unshare", "nsenter"):
         if shutil.which(tool) is None:
             return f"{tool} is not installed (packages iproute2 and util-linux)"
-    if not (Path(sys.prefix) / "bin" / "mpiexec.hydra").exists():
-        return "MPICH's mpiexec is not in this environment"
+    if not (Path(sys.prefix) / "bin" / "mpiexec").exists():
+        return "no mpiexec is in this environment"
     with ExitStack() as stack:
         try:
             holder = stack.enter_context(_holder("probe"))
@@ -85,6 +101,11 @@ def why_not(shaper: str) -> str:
             said = getattr(error, "stderr", "") or str(error)
             return f"the kernel or missing rights do not allow it: {said.strip()}"
     return ""
+
+
+def _mpich() -> bool:
+    """Whether this environment has MPICH; else it has Open MPI."""
+    return (Path(sys.prefix) / "bin" / "mpiexec.hydra").exists()
 
 
 @contextmanager

@@ -1,0 +1,135 @@
+"""`make bench-cluster`: synthesised programs beside MPI's own collectives over emulated clusters with uneven links.
+
+    python docs/benchmarks_cluster.py                       the table "Emulated clusters" of docs/benchmarks.md
+    python docs/benchmarks_cluster.py headline              the case without latency, 8 MB only
+    python docs/benchmarks_cluster.py 4x2 allreduce 8MB     some rows
+
+For each case the links are measured (`taccl profile`), then for each row a program is made from that profile (`taccl
+synth`) and run beside the MPI library that this environment has (`taccl run`), both in turns in one run. Needs root and
+what `python -m tests.cluster check` asks for.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from tests.cluster.layout import Layout, layout  # noqa: E402
+from tests.cluster.namespaces import Cluster, cluster, why_not  # noqa: E402
+
+CASES = {
+    "headline": layout(4, 2, "200mbit", {3: "50mbit"}),
+    "2x4": layout(2, 4, "200mbit", {1: "50mbit"}, latency_us=1000),
+    "4x2": layout(4, 2, "200mbit", {3: "50mbit"}, latency_us=1000),
+    "even": layout(4, 2, "200mbit", latency_us=1000),
+}
+COLLECTIVES = ("allgather", "allreduce", "broadcast")
+SIZES = {"64KB": 2**16, "1MB": 2**20, "8MB": 2**23, "64MB": 2**26}
+TURNS = {"64KB": 11, "1MB": 5, "8MB": 3, "64MB": 1}
+SYNTH_S = 20
+HEAD = "collective | size | MPI (ms) | here (ms) | ratio | predicted (ms) | here / predicted | bound (ms) | engine"
+TACCL = (sys.executable, "-m", "taccl")
+
+
+def main() -> int:
+    """Print the rows that are asked for."""
+    words = set(sys.argv[1:])
+    unknown = words - {*CASES, *COLLECTIVES, *SIZES}
+    if unknown:
+        print(f"unknown: {', '.join(sorted(unknown))}", file=sys.stderr)
+        return 2
+    cases = [name for name in CASES if name in words or not words & {*CASES}]
+    reason = next((why for name in cases if (why := why_not(CASES[name].shaper))), "")
+    if os.geteuid() != 0 or reason:
+        print(f"no cluster can be emulated here: {reason or 'root is needed'}", file=sys.stderr)
+        return 6
+    collectives = [name for name in COLLECTIVES if name in words or not words & {*COLLECTIVES}]
+    sizes = [name for name in SIZES if name in words or not words & {*SIZES}]
+    for name in cases:
+        with tempfile.TemporaryDirectory() as folder:
+            rows = [
+                (collective, size)
+                for collective in collectives
+                for size in sizes
+                if name != "headline" or size == "8MB"
+            ]
+            case(name, CASES[name], rows, Path(folder))
+    return 0
+
+
+def case(name: str, wanted: Layout, rows: list[tuple[str, str]], folder: Path) -> None:
+    """Profile a cluster, then make and run a program for each row."""
+    profile = folder / "profile.yaml"
+    with cluster(wanted) as running:
+        on_ranks(running, "profile", "-o", str(profile), "--quick")
+        head = HEAD
+        ratios = []
+        for collective, size in rows:
+            found, made, library = row(running, profile, collective, size, folder)
+            if not ratios:
+                mbit = ", ".join(f"{rate / 1e6:g}" for rate in wanted.rate_bits)
+                print(
+                    f"\n{name}: {wanted.nodes} nodes x {wanted.ranks_per_node} ranks, uplinks {mbit} Mbit/s",
+                    end="",
+                )
+                print(f", {wanted.latency_us:g} us; {library}; load {os.getloadavg()[0]:.1f}\n\n| {head} |")
+                print("| --- " * (head.count("|") + 1) + "|")
+            here, its, said = (
+                found["median_time"],
+                found["reference_median_time_us"],
+                found["predicted_time_us"],
+            )
+            ratios.append(here / its)
+            cells = [
+                collective, size, f"{its / 1e3:.1f}", f"{here / 1e3:.1f}", f"{here / its:.2f}",
+                f"{said / 1e3:.1f}", f"{here / said:.2f}", f"{made['lower_bound_us'] / 1e3:.1f}",
+                made["engine"],
+            ]  # fmt: skip
+            print(f"| {' | '.join(cells)} |", flush=True)
+    mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+    print(
+        f"\ngeometric mean of the ratios {mean:.2f}, largest {max(ratios):.2f}; load {os.getloadavg()[0]:.1f}"
+    )
+
+
+def row(
+    running: Cluster, profile: Path, collective: str, size: str, folder: Path
+) -> tuple[dict[str, Any], dict[str, Any], str]:
+    """(what was measured, what synthesis says, the MPI library)."""
+    program, out = folder / f"{collective}-{size}.json", folder / "run.json"
+    asked = (
+        *(*TACCL, "synth", "-t", str(profile), "-c", collective, "--size", str(SIZES[size])),
+        *("--time-limit", str(SYNTH_S), "-o", str(program), "--json"),
+    )
+    made = json.loads(subprocess.run(asked, check=True, capture_output=True, text=True, cwd=ROOT).stdout)
+    on_ranks(
+        running, "run", str(program), "-b", str(SIZES[size]), "-e", str(SIZES[size]), "--out-of-place",
+        "-n", str(TURNS[size]), "-w", "1", "--deadline", "300", "--json", str(out),
+    )  # fmt: skip
+    document = json.loads(out.read_text())
+    measured = document["results"][0]
+    assert measured["out_of_place"]["nwrong"] == 0
+    mpi = document["mpi"]
+    found = {**measured["out_of_place"], "predicted_time_us": measured["predicted_time_us"]}
+    return found, made, f"{mpi['name']} {mpi['version']}"
+
+
+def on_ranks(running: Cluster, *words: str) -> None:
+    """Run a command of taccl on all ranks; on failure show what it said and leave."""
+    done = running.run((*TACCL, *words), 900, capture_output=True, cwd=ROOT)
+    if done.returncode != 0:
+        print(done.stdout, done.stderr, sep="\n", file=sys.stderr)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
