@@ -24,6 +24,7 @@ from taccl.synth.cluster.compose import Composed, compose, composes
 from taccl.synth.collective import build
 from taccl.synth.cost import costs, us
 from taccl.synth.engines import BASELINES, Inapplicable
+from taccl.synth.engines.circulant import cuts
 from taccl.synth.forest.search import Effort as ForestEffort
 from taccl.synth.forest.search import forests, pays
 from taccl.synth.message_table import MessageTable, message_table
@@ -54,8 +55,9 @@ MOST_REPRESENTATIVES = 32
 # With so many on a machine of so many ranks both are tried.
 FEWEST_REPRESENTATIVES = 4
 MOST_BOTH_RANKS = 512
-# Up to so many ranks allreduces that exchange whole vectors are tried; every rank has all chunks in every message.
-MOST_ONE_SHOT_RANKS = 256
+# Up to so many ranks baselines are timed message by message.
+MOST_EXPLICIT_RANKS = 256
+MOST_EXPLICIT_MESSAGES = 1 << 15
 # A finer cut must pay.
 WORTHWHILE = 0.995
 
@@ -119,9 +121,9 @@ def synthesise_at_scale(
         )
         for partition, found in forests(task, most, effort, request.seed, out_of_time) if pays(task) else ():
             take(partition, found)
-    if request.engine != "greedy" and wanted in (None, 1):
-        for shot in _one_shots(request):
-            take(1, shot)
+    if request.engine != "greedy":
+        for partition, explicit in _explicit(request, wanted):
+            take(partition, explicit)
     now: int | None = None  # the best of a chunking
     for partition in (wanted,) if wanted else PARTITIONS:
         chunk_bytes = Fraction(
@@ -191,24 +193,33 @@ def _answer(found: Found | Composed, ranks: int) -> _Answer:
     return _Answer(found.engine, found.timing.time_fs, found.inst.quotient.group, found.base)
 
 
-def _one_shots(request: Request) -> Iterator[Composed]:
-    """Allreduces that exchange whole vectors. They are no trees, so no quotient finds them."""
-    if (
-        request.collective != "allreduce"
-        or not request.batching
-        or request.topology.ranks > MOST_ONE_SHOT_RANKS
-    ):
+def _explicit(request: Request, wanted: int | None) -> Iterator[tuple[int, Composed]]:
+    """(partition, schedule) of baselines that no quotient finds: allreduces that exchange whole vectors, which are no
+    trees, and broadcasts and reductions in which every chunk has a tree of its own."""
+    ranks = request.topology.ranks
+    if ranks > MOST_EXPLICIT_RANKS:
         return
-    collective = build("allreduce", request.topology.ranks, 1)
-    priced = costs(request.topology, collective.chunk_bytes(request.size_bytes))
-    for name in ("one-shot-levels", "one-shot-doubling"):
-        try:
-            transfers = BASELINES[name](request.topology, collective)
-        except Inapplicable:
-            continue
-        timed = best_timing(name, request.topology, collective, priced, transfers)
-        if timed is not None:
-            yield Composed(name, timed.time_fs, message_table(timed.messages))
+    names: tuple[str, ...] = ()
+    partitions = [wanted or 1]
+    if request.collective == "allreduce" and request.batching and wanted in (None, 1):
+        names = ("one-shot-levels", "one-shot-doubling")
+    elif request.collective in ("broadcast", "reduce"):
+        names = ("circulant",)
+        priced = costs(request.topology, Fraction(request.size_bytes))
+        if not wanted:
+            most = MOST_EXPLICIT_MESSAGES // (ranks - 1)
+            partitions = cuts(ranks, min(priced.occupancy_fs), max(priced.chunk_fs), most)
+    for partition in partitions if names else ():
+        collective = build(request.collective, ranks, partition, root=request.root)
+        priced = costs(request.topology, collective.chunk_bytes(request.size_bytes))
+        for name in names:
+            try:
+                transfers = BASELINES[name](request.topology, collective)
+            except Inapplicable:
+                continue
+            timed = best_timing(name, request.topology, collective, priced, transfers, request.batching)
+            if timed is not None:
+                yield partition, Composed(name, timed.time_fs, message_table(timed.messages))
 
 
 def _representatives(request: Request) -> int:

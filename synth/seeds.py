@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import time
 from dataclasses import replace
 
 from taccl.synth.candidates import Candidate
 from taccl.synth.engines import BASELINES, Inapplicable
+from taccl.synth.engines.circulant import cuts
 from taccl.synth.engines.exchange import exchanging_allreduce
 from taccl.synth.engines.rooted import rooted_allreduce
 from taccl.synth.request import Request, builder, generators, pairs_of_request
@@ -133,17 +133,11 @@ def _baselines(search: Search, request: Request, names: list[str], ladder: list[
 
 
 def _rounds_of(search: Search, request: Request) -> list[int]:
-    """Chunks a block that suit k - 1 + log2 n rounds of one chunk each: where another round's alpha is worth it."""
+    """Chunks a block that suit rounds of one chunk each."""
     p = search.problem(1)
-    alpha = max(1, min(p.costs.occupancy_fs, default=1))
     ranks = p.collective.group_ranks
-    depth = max(1, (ranks - 1).bit_length() - 1)
-    best = math.isqrt(depth * max(p.costs.chunk_fs, default=0) // alpha)
     most = MOST_MESSAGES // max(1, len(p.collective.teams) * (ranks - 1))
-    return sorted(
-        {k for k in (best // 2, best * 3 // 4, best, best * 3 // 2) if 1 < k <= most}
-        | {min(best, most)} - {0}
-    )
+    return cuts(ranks, min(p.costs.occupancy_fs, default=1), max(p.costs.chunk_fs, default=0), most)
 
 
 def _joined(search: Search, request: Request, ladder: list[int]) -> None:

@@ -11,6 +11,7 @@ newest of equals: for up to 64 ranks that was seen to reach the optimum with any
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import isqrt
 
 from taccl.profiles.topology import Topology
 from taccl.synth.collective import Collective
@@ -23,6 +24,17 @@ def transfers(topology: Topology, collective: Collective) -> list[Transfer]:
     if collective.name not in ("broadcast", "reduce"):
         raise Inapplicable(f"circulant graphs serve broadcast and reduce, not {collective.name}")
     return both_ways(topology, collective, _spread) if topology.ranks > 1 else []
+
+
+def cuts(ranks: int, occupancy_fs: int, whole_fs: int, most: int) -> list[int]:
+    """Numbers of chunks, up to `most`, that suit k - 1 + log2(ranks) rounds of one chunk each: where another round's
+    occupancy is worth it. whole_fs: time of all data over a link, without alpha."""
+    depth = max(1, (ranks - 1).bit_length() - 1)
+    best = isqrt(depth * whole_fs // max(1, occupancy_fs))
+    return sorted(
+        {k for k in (best // 2, best * 3 // 4, best, best * 3 // 2) if 1 < k <= most}
+        | {min(best, most)} - {0}
+    )
 
 
 def rounds(size: int, chunks: int) -> list[list[tuple[int, int, int]]]:
