@@ -65,7 +65,7 @@ bench-cluster: $(READY)
 bench-growth: $(READY)
 	@python docs/benchmarks_growth.py
 
-# Prints how many of 5 runs gave other files; about twenty-five minutes.
+# Prints how many of 5 runs gave other files; about twelve minutes.
 bench-determinism: $(READY)
 	@python docs/benchmarks_determinism.py
 

@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 
 RUNS = 5
-LIMIT = "20"
+LIMIT = "10"
 CASES = (
     ("ndv2:1", "allgather", "1MB"),
     ("ndv2:2", "alltoall", "1KB"),
