@@ -24,6 +24,7 @@ from taccl.synth.forest.path import cheapest_paths, nodes_of
 from taccl.synth.forest.rails import rails
 from taccl.synth.forest.rounding import evened, whole_chunks
 from taccl.synth.forest.search import COLLECTIVES, Effort, forests, grid, hung_on_the_root
+from taccl.synth.forest.shallow import shallow_trees
 from taccl.synth.message_table import messages_of
 from taccl.synth.symmetric.instance import Instance, instance
 from taccl.synth.symmetric.prices import prices
@@ -327,3 +328,38 @@ def test_rails_need_links_between_equal_places() -> None:
     chains, stars = rails(Topology("two rails", members, ()), cost, 0)
     assert chains == stars == [{1: 0, 2: 0, 3: 2}, {1: 0, 3: 1, 2: 3}]
     assert rails(Topology("unequal", ((0, 1, 2), (3,)), ()), cost, 0) == []
+
+
+@pytest.mark.parametrize(
+    ("spec", "root", "trees", "depth"),
+    [
+        ("hypercube:3", 5, 3, 4),
+        ("torus2d:4x4", 0, 4, 5),
+        ("ndv2:1", 2, 6, 4),
+        ("mi300x:1", 0, 7, 2),
+        ("ring:5", 1, 2, 4),
+    ],
+)
+def test_shallow_trees_share_links_and_span(spec: str, root: int, trees: int, depth: int) -> None:
+    """On a hypercube of dimension d there are d such trees of depth d + 1 (Johnsson and Ho 1989)."""
+    topology = load_topology(spec)
+    slowest = max(link.beta_us_per_mb for link in topology.links)
+    for collects in (False, True):
+        found = shallow_trees(topology, root, collects, 1.0)
+        assert len(found) == trees
+        loads: dict[tuple[int, int], int] = {}
+        for parents in found:
+            assert sorted([root, *parents]) == list(range(topology.ranks))
+            for rank, parent in parents.items():
+                ends = (rank, parent) if collects else (parent, rank)
+                loads[ends] = loads.get(ends, 0) + 1
+                steps = 1
+                while parent != root:
+                    parent, steps = parents[parent], steps + 1
+                assert steps <= depth
+        rate = {(link.src, link.dst): slowest / link.beta_us_per_mb for link in topology.links}
+        assert all(load <= rate[ends] for ends, load in loads.items())
+
+
+def test_shallow_trees_leave_shared_ports_alone() -> None:
+    assert shallow_trees(load_topology("dgx-a100:1"), 0, False, 1.0) == []

@@ -19,6 +19,7 @@ from taccl.synth.forest.pipeline import piped
 from taccl.synth.forest.rails import rails
 from taccl.synth.forest.rerooted import rerooted
 from taccl.synth.forest.rounding import evened, whole_chunks
+from taccl.synth.forest.shallow import shallow_trees
 from taccl.synth.symmetric.hops import ChunkOf
 from taccl.synth.symmetric.instance import Instance, instance
 from taccl.synth.symmetric.prices import Prices, prices
@@ -56,6 +57,7 @@ class Effort:
     most_cuts: int = 1_000  # chunks a block
     most_even: int = 16  # chunks a block for which trees that need no rounding are sought
     deterministic_s: float = 0.02  # of CP-SAT, for each rounding
+    shallow_s: float = 1.0  # of CP-SAT, for trees of least depth
 
 
 def forests(
@@ -113,7 +115,11 @@ def _forests(
     holds = _holds(block, _nominal(block, cuts))
     weights = [1] * len(names)
     first: list[list[dict[int, int]]] = []
+    shallow: list[Forest] = []
     if task.collective in SAME_TREES and usable is None and not task.teams:
+        found = shallow_trees(task.topology, task.root, task.collective == "reduce", effort.shallow_s)
+        if found and most >= 0 and len(found) <= cuts[-1]:
+            shallow = [evenly(sides[0], found, holds)]
         first = hung_on_the_root(task, block, cuts, seed, should_stop)
     hung = [parents for images in first for parents in images]
     depths = _depths(block.ranks)
@@ -126,6 +132,7 @@ def _forests(
     evens.sort(key=lambda forest: -forest.time)
 
     def candidates() -> Iterator[Forest]:
+        yield from shallow
         # The linear program of a large machine takes longer than people wait for a first answer.
         if block.ranks > FEW_RANKS:
             yield from _different(evens)
@@ -141,7 +148,7 @@ def _forests(
     best_fs: int | None = None
     for forest in candidates():
         plans = [(forest, cuts)]
-        if forest in evens:
+        if forest in evens or forest in shallow:
             plans = [(forest, grid(len(forest.trees), cuts[-1]))]
         elif most >= 0 and block.ranks <= FEW_RANKS and not should_stop():
             even = evened(block, sides, forest, free, min(effort.most_even, cuts[-1]), effort.deterministic_s)
