@@ -33,7 +33,7 @@ def shallow_trees(
     units = _units(topology, collects)
     if units is None:
         return []
-    graph = nx.DiGraph()
+    graph: nx.DiGraph[int] = nx.DiGraph()
     graph.add_nodes_from(range(topology.ranks))
     graph.add_edges_from((src, dst, {"capacity": unit}) for (src, dst), unit in units.items())
     others = [rank for rank in range(topology.ranks) if rank != root]
