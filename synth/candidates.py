@@ -76,7 +76,7 @@ def best_timing(
             messages = scheduler(topology, collective, costs, listed)
         except Unordered:
             continue
-        if explicit and not _exchanges_hold(costs, transfers, messages):
+        if explicit and not exchanges_hold(costs, transfers, messages):
             continue
         time_fs = completion_fs(costs, messages)
         if best is None or time_fs < best[0]:
@@ -94,7 +94,7 @@ def _dear_links(costs: Costs, transfers: Sequence[Transfer]) -> list[frozenset[i
     return [dear, used] if dear else [used]
 
 
-def _exchanges_hold(costs: Costs, transfers: Sequence[Transfer], messages: Sequence[Message]) -> bool:
+def exchanges_hold(costs: Costs, transfers: Sequence[Transfer], messages: Sequence[Message]) -> bool:
     """Whether every message with explicit predecessors starts with exactly these digested at its source.
 
     A partner's half of an exchange must not have been reduced into the data before the own half leaves.

@@ -253,6 +253,28 @@ def as_transfers(messages: Iterable[Message]) -> list[Transfer]:
     return [Transfer(m.link, m.chunks, m.op) for m in sorted(messages, key=lambda m: (m.start_fs, m.end_fs))]
 
 
+def as_carried(messages: Sequence[Message], usable_fs: Sequence[int]) -> list[Transfer]:
+    """As `as_transfers`, but where partial sums cross each message waits for what it carried alone, and not for what
+    reached its source later. usable_fs: per message when its data could be used at its destination."""
+    order = sorted(range(len(messages)), key=lambda i: (messages[i].start_fs, messages[i].end_fs))
+    into: dict[tuple[int, int], list[int]] = {}  # (rank, chunk) -> places in the order
+    for place, i in enumerate(order):
+        for chunk in messages[i].chunks:
+            into.setdefault((messages[i].dst, chunk), []).append(place)
+    crossing = False
+    carried: list[tuple[int, ...]] = []
+    for place, i in enumerate(order):
+        message = messages[i]
+        there = {p for chunk in message.chunks for p in into.get((message.src, chunk), ())}
+        before = {p for p in there if usable_fs[order[p]] <= message.start_fs}
+        crossing = crossing or any(p < place for p in there - before)
+        carried.append(tuple(sorted(before)))
+    return [
+        Transfer(messages[i].link, messages[i].chunks, messages[i].op, after if crossing else None)
+        for i, after in zip(order, carried, strict=True)
+    ]
+
+
 def _disjoint(transfers: Sequence[Transfer], first: int, others: Sequence[int]) -> list[int]:
     """The first transfer and those of the others whose chunks do not repeat one already taken."""
     chosen, taken = [first], set(transfers[first].chunks)

@@ -173,6 +173,7 @@ def _lowered(order: Order, product: Product, others: tuple[Algorithm, ...]) -> P
     others: the next best schedules, the quickest first. One of them is taken when the best loses time in lowering,
     because a program cannot keep all of its order, and the other's program is quicker.
     """
+    from taccl.synth.check_algorithm import check_algorithm
     from taccl.synth.collective import refined
     from taccl.synth.fifo_slots import within_slots
     from taccl.synth.lower import claim, lower_exact
@@ -223,7 +224,12 @@ def _lowered(order: Order, product: Product, others: tuple[Algorithm, ...]) -> P
     # What is claimed, priced and written is what the program does, in its own order and at its own cut.
     slower = lowered.notes if lowered.slower_fs else ()
     schedule = claim(lowered.schedule, algorithm.certificate)
-    return replace(product, algorithm=schedule, warnings=(*product.warnings, *slower))
+    product = replace(product, warnings=(*product.warnings, *slower))
+    if check_algorithm(schedule, product.topology):
+        # A send may leave its buffer later than a sum is made in another; no schedule with one place for each chunk and
+        # rank has these times. What was found stays the schedule, and the program says its own time.
+        return product
+    return replace(product, algorithm=schedule)
 
 
 def _request(order: Order, topology: Topology) -> tuple[Request, tuple[str, ...]]:
