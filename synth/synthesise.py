@@ -194,4 +194,9 @@ def _why_not(search: Search, request: Request, ladder: list[int]) -> str:
         BASELINES[request.engine](request.topology, search.problem(ladder[0]).collective)
     except Inapplicable as reason:
         return f"engine {request.engine} cannot do {request.collective} here: {reason}"
+    if not request.restrictions.rules:
+        return (
+            f"the schedule of engine {request.engine} cannot be kept on {request.topology.name}: where its messages "
+            "wait for shared ports, partial sums would be added twice; try --engine auto"
+        )
     return f"engine {request.engine} has no schedule that obeys the sketch"

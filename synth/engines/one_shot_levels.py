@@ -125,7 +125,10 @@ def _rounds(
             if best is None or key < best[0]:
                 best = (key, digits)
     if best is None:
-        raise Inapplicable(f"no digits of {count} places have links between all ranks of a round's groups")
+        raise Inapplicable(
+            f"{count} ranks (or nodes) are no product of groups that exchange at once: all of a group need links to "
+            "each other, and where their messages share a port only groups of two do; powers of two always work on a switch"
+        )
     return best[1]
 
 
