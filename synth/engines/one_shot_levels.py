@@ -127,7 +127,7 @@ def _rounds(
     if best is None:
         raise Inapplicable(
             f"{count} ranks (or nodes) are no product of groups that exchange at once: all of a group need links to "
-            "each other, and where their messages share a port only groups of two do; powers of two always work on a switch"
+            "each other, and where their messages share a port only groups of two do (a power of two works)"
         )
     return best[1]
 
