@@ -56,7 +56,7 @@ class Quantity(click.ParamType):  # type: ignore[type-arg]
             number = quantity(value, self.unit)
         except ValueError as error:
             self.fail(str(error), param, ctx)
-        if not self.least <= number <= self.most:
+        if not self.least <= float(number) <= self.most:
             self.fail(f"expected a number from {self.least:g} to {self.most:g}, found {value!r}", param, ctx)
         return float(number)
 
