@@ -8,6 +8,7 @@ import json
 import os
 import sys
 import tempfile
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,8 @@ class Quantity(click.ParamType):  # type: ignore[type-arg]
             number = quantity(value, self.unit)
         except ValueError as error:
             self.fail(str(error), param, ctx)
-        if not self.least <= float(number) <= self.most:
+        # As written: the float 0.1 is a little above the number 0.1.
+        if not Fraction(str(self.least)) <= number <= Fraction(str(self.most)):
             self.fail(f"expected a number from {self.least:g} to {self.most:g}, found {value!r}", param, ctx)
         return float(number)
 
