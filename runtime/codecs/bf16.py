@@ -47,7 +47,7 @@ def widen(half: Array, values: Array) -> None:
 
 def encode(values: Array, wire: Array, scratch: Scratch) -> Entry:
     """Round; exactly `most` bytes."""
-    size, used = most_of(values), 2 * len(values)
+    size, used = aligned(2 * len(values)), 2 * len(values)
     round_to(values, wire[:used].view(np.uint16))
     wire[used:size] = 0
     return Entry(size, CODED, kept=len(values))
@@ -55,7 +55,7 @@ def encode(values: Array, wire: Array, scratch: Scratch) -> Entry:
 
 def decode(entry: Entry, wire: Array, values: Array, scratch: Scratch) -> None:
     """Widen. Raises TileError for an entry that does not fit."""
-    if entry != Entry(most_of(values), CODED, kept=len(values)):
+    if entry != Entry(aligned(2 * len(values)), CODED, kept=len(values)):
         raise TileError(f"{entry.bytes} bytes for {len(values)} values")
     widen(wire[: 2 * len(values)].view(np.uint16), values)
 
@@ -67,7 +67,7 @@ def encode_windowed(values: Array, wire: Array, scratch: Scratch) -> Entry:
     found = xw.encode_words(half, wire, scratch)
     if found is not None:
         return found
-    size, used = most_of(values), 2 * len(values)
+    size, used = aligned(2 * len(values)), 2 * len(values)
     wire[:used].view(np.uint16)[:] = half
     wire[used:size] = 0
     return Entry(size, RAW, kept=len(values))
@@ -76,18 +76,13 @@ def encode_windowed(values: Array, wire: Array, scratch: Scratch) -> Entry:
 def decode_windowed(entry: Entry, wire: Array, values: Array, scratch: Scratch) -> None:
     """The inverse of `encode_windowed`. Raises TileError."""
     if entry.mode == RAW:
-        if entry != Entry(most_of(values), RAW, kept=len(values)):
+        if entry != Entry(aligned(2 * len(values)), RAW, kept=len(values)):
             raise TileError(f"{entry.bytes} raw bytes for {len(values)} values")
         half = wire[: 2 * len(values)].view(np.uint16)
     else:
         half = scratch.values_half[: len(values)]
         xw.decode_words(entry, wire, half, scratch)
     widen(half, values)
-
-
-def most_of(values: Array) -> int:
-    """Bytes of a coded tile."""
-    return aligned(2 * len(values))
 
 
 CODEC = Codec("bf16", 2, PROMISE, ("float32",), True, most, encode, decode)

@@ -33,6 +33,7 @@ from taccl.runtime.codecs.frame import (
     read_header,
     write_entry,
 )
+from taccl.runtime.dtypes import DType
 
 
 def encode_into(
@@ -77,11 +78,7 @@ def decode_into(
     """
     _check_wire(wire)
     frame = expected(codec, lambda: read_header(wire), origin)
-    if dtype_of(values) != frame.dtype or len(values) != frame.elements:
-        raise FrameError(
-            f"frame from {frame.origin}: {frame.elements} values of {frame.dtype.name}, expected "
-            f"{len(values)} of {values.dtype}"
-        )
+    check_room(frame, dtype_of(values), values.nbytes)
     for index, entry, payload in _tiles(wire, frame, scratch):
         part = values[index * frame.tile : (index + 1) * frame.tile]
         plain = part if _is_plain(part) else _spare(part, scratch)
@@ -144,6 +141,15 @@ def expected(codec: Codec, read: Callable[[], Frame], origin: Origin | None) -> 
             f"{codec.name} ({codec.code})"
         )
     return frame
+
+
+def check_room(frame: Frame, dtype: DType, nbytes: int) -> None:
+    """Raise FrameError unless the values of a frame are of a type and fill `nbytes` bytes exactly."""
+    if frame.dtype != dtype or frame.elements * dtype.bytes != nbytes:
+        raise FrameError(
+            f"frame from {frame.origin}: {frame.elements} values of {frame.dtype.name}, expected "
+            f"{nbytes // dtype.bytes} of {dtype.name}"
+        )
 
 
 def _check_origin(frame: Frame, origin: Origin | None) -> None:

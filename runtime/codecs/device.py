@@ -25,7 +25,7 @@ from taccl.runtime.codecs.codec import (
     TileError,
     raw_bytes,
 )
-from taccl.runtime.codecs.coding import expected
+from taccl.runtime.codecs.coding import check_room, expected
 from taccl.runtime.codecs.frame import (
     ENTRY,
     HEADER_BYTES,
@@ -162,11 +162,7 @@ def decode_on_device(
 ) -> Frame:
     """Decode a frame into the values (uint8 on the device). Raises FrameError as `decode_into` does."""
     frame, directory = read_on_device(codec, wire, scratch, origin)
-    if frame.dtype != dtype or frame.elements * dtype.bytes != len(values):
-        raise FrameError(
-            f"frame from {frame.origin}: {frame.elements} values of {frame.dtype.name}, expected "
-            f"{len(values) // dtype.bytes} of {dtype.name}"
-        )
+    check_room(frame, dtype, len(values))
     _decode(codec, frame, directory, wire, values, scratch)
     return frame
 

@@ -12,16 +12,8 @@ import functools
 
 import numpy as np
 
-from taccl.runtime.codecs.codec import (
-    CODED,
-    Array,
-    Codec,
-    Entry,
-    Promise,
-    Scratch,
-    TileError,
-    aligned,
-)
+from taccl.runtime.codecs.blocks import Blocks
+from taccl.runtime.codecs.codec import Array, Codec, Entry, Promise, Scratch
 from taccl.runtime.dtypes import DType
 
 BLOCK = 128
@@ -40,17 +32,14 @@ PROMISE = Promise(
 
 def most(dtype: DType, count: int) -> int:
     """A byte a value and four a block."""
-    return aligned(4 * -(-count // BLOCK)) + aligned(count)
+    return Blocks(count, BLOCK).bytes
 
 
 def encode(values: Array, wire: Array, scratch: Scratch) -> Entry:
     """Scale and round; exactly `most` bytes."""
-    count = len(values)
-    blocks = -(-count // BLOCK)
-    start = aligned(4 * blocks)
+    layout = Blocks(len(values), BLOCK)
+    count, blocks, scales = layout.count, layout.number, layout.scales(wire)
     room = blocks * BLOCK
-    scales = wire[: 4 * blocks].view(np.float32)
-    wire[4 * blocks : start] = 0
     copy = scratch.wide_too[:room].view(np.float32)
     np.abs(values, out=copy[:count])
     copy[count:] = 0
@@ -74,27 +63,17 @@ def encode(values: Array, wire: Array, scratch: Scratch) -> Entry:
         codes[bad] = NOT_A_NUMBER
     signs = scratch.flags[:count]
     np.signbit(values, out=signs)
-    _add_signs(codes, signs.view(np.uint8), wire[start : start + count])
-    size = start + aligned(count)
-    wire[start + count : size] = 0
-    return Entry(size, CODED, kept=count)
+    _add_signs(codes, signs.view(np.uint8), layout.codes(wire))
+    layout.clear_padding(wire)
+    return layout.entry
 
 
 def decode(entry: Entry, wire: Array, values: Array, scratch: Scratch) -> None:
     """Look up and multiply by the scales. Raises TileError for an entry that does not fit."""
-    count = len(values)
-    blocks = -(-count // BLOCK)
-    start = aligned(4 * blocks)
-    if entry != Entry(start + aligned(count), CODED, kept=count):
-        raise TileError(f"{entry.bytes} bytes for {count} values")
-    scales = wire[: 4 * blocks].view(np.float32)
-    np.take(table(), wire[start : start + count], out=values, mode="clip")
-    whole = count // BLOCK
-    rows = values[: whole * BLOCK].reshape(whole, BLOCK)
-    with np.errstate(over="ignore", invalid="ignore"):
-        np.multiply(rows, scales[:whole, None], out=rows)
-        if whole < blocks:
-            np.multiply(values[whole * BLOCK :], scales[whole], out=values[whole * BLOCK :])
+    layout = Blocks(len(values), BLOCK)
+    layout.check(entry)
+    np.take(table(), layout.codes(wire), out=values, mode="clip")
+    layout.multiply(values, layout.scales(wire))
 
 
 @functools.lru_cache(maxsize=1)

@@ -24,6 +24,7 @@ from taccl.runtime.codecs.codec import (
     aligned,
     raw_bytes,
 )
+from taccl.runtime.codecs.coding import check_room
 from taccl.runtime.codecs.device import (
     DeviceScratch,
     check_call,
@@ -120,11 +121,7 @@ def decode_with_nvcomp(
 ) -> Frame:
     """As `decode_on_device`. nvcomp: from `load`. Raises FrameError."""
     frame, directory = read_on_device(CODEC, wire, scratch, origin)
-    if frame.dtype != dtype or frame.elements * dtype.bytes != len(values):
-        raise FrameError(
-            f"frame from {frame.origin}: {frame.elements} values of {frame.dtype.name}, expected "
-            f"{len(values) // dtype.bytes} of {dtype.name}"
-        )
+    check_room(frame, dtype, len(values))
     if not frame.tiles:
         return frame
     entries = entries_of(wire, frame.tiles)

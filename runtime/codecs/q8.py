@@ -10,16 +10,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from taccl.runtime.codecs.codec import (
-    CODED,
-    Array,
-    Codec,
-    Entry,
-    Promise,
-    Scratch,
-    TileError,
-    aligned,
-)
+from taccl.runtime.codecs.blocks import Blocks
+from taccl.runtime.codecs.codec import Array, Codec, Entry, Promise, Scratch
 from taccl.runtime.dtypes import DType
 
 BLOCK = 256
@@ -35,16 +27,13 @@ ROUND = np.float32(3 << 22)
 
 def most(dtype: DType, count: int) -> int:
     """A byte a value and four a block."""
-    return aligned(4 * -(-count // BLOCK)) + aligned(count)
+    return Blocks(count, BLOCK).bytes
 
 
 def encode(values: Array, wire: Array, scratch: Scratch) -> Entry:
     """Quantise; exactly `most` bytes."""
-    count = len(values)
-    blocks = -(-count // BLOCK)
-    start = aligned(4 * blocks)
-    scales = wire[: 4 * blocks].view(np.float32)
-    wire[4 * blocks : start] = 0
+    layout = Blocks(len(values), BLOCK)
+    blocks, scales = layout.number, layout.scales(wire)
     rows = _rows(values, blocks, scratch)
     work = scratch.wide[: blocks * BLOCK].view(np.float32).reshape(blocks, BLOCK)
     np.abs(rows, out=work)
@@ -62,30 +51,18 @@ def encode(values: Array, wire: Array, scratch: Scratch) -> Entry:
     if len(special):
         table = codes.view(np.int8).reshape(blocks, BLOCK)
         table[special], scales[special] = _special(rows[special])
-    wire[start : start + count] = codes[:count]
-    size = start + aligned(count)
-    wire[start + count : size] = 0
-    return Entry(size, CODED, kept=count)
+    layout.codes(wire)[:] = codes[: layout.count]
+    layout.clear_padding(wire)
+    return layout.entry
 
 
 def decode(entry: Entry, wire: Array, values: Array, scratch: Scratch) -> None:
     """Multiply by the scales. Raises TileError for an entry that does not fit."""
-    count = len(values)
-    blocks = -(-count // BLOCK)
-    start = aligned(4 * blocks)
-    if entry != Entry(start + aligned(count), CODED, kept=count):
-        raise TileError(f"{entry.bytes} bytes for {count} values")
-    scales = wire[: 4 * blocks].view(np.float32)
-    codes = wire[start : start + count].view(np.int8)
+    layout = Blocks(len(values), BLOCK)
+    layout.check(entry)
+    scales, codes = layout.scales(wire), layout.codes(wire).view(np.int8)
     np.copyto(values, codes)
-    whole = count // BLOCK
-    rows = values[: whole * BLOCK].reshape(whole, BLOCK)
-    sizes = np.abs(scales)
-    # Scales of a frame that no encoder wrote may overflow or be NaN; the sum of the values is theirs to answer.
-    with np.errstate(over="ignore", invalid="ignore"):
-        np.multiply(rows, sizes[:whole, None], out=rows)
-        if whole < blocks:
-            np.multiply(values[whole * BLOCK :], sizes[whole], out=values[whole * BLOCK :])
+    layout.multiply(values, np.abs(scales))
     for block in np.flatnonzero(np.signbit(scales)):
         part = slice(int(block) * BLOCK, (int(block) + 1) * BLOCK)
         for code, value in ((INFINITE, np.inf), (-INFINITE, -np.inf), (NOT_A_NUMBER, np.nan)):
