@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,7 +13,7 @@ from taccl.errors import TacclError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from concurrent.futures import Future
+    from concurrent.futures import Future, ProcessPoolExecutor
 
     from taccl.build_plan import Entry
     from taccl.cluster_file import Cluster, Wanted
@@ -132,7 +133,8 @@ def _make(
     pool = ProcessPoolExecutor(
         min(jobs, len(stale)), multiprocessing.get_context("spawn"), initializer=_die_on_ctrl_c
     )
-    try:
+    with contextlib.ExitStack() as unfinished:
+        unfinished.callback(_abandon, pool)
         running: dict[Future[Outcome], Wanted] = {
             pool.submit(_one, wanted.order, cluster.suffixes): wanted for wanted in stale
         }
@@ -152,14 +154,18 @@ def _make(
             known[wanted.stem] = {"inputs": inputs[wanted.stem], "files": files, "time_us": time_us}
             _keep(cluster, known)
             click.echo(f"{wanted.stem}: {time_us:.3f} us", err=True)
-    except BaseException:
-        # What is finished is in the manifest; the rest would only keep the machine busy.
-        pool.shutdown(wait=False, cancel_futures=True)
-        for process in multiprocessing.active_children():
-            process.terminate()
-        raise
+        unfinished.pop_all()
     pool.shutdown()
     return dict(sorted(failed.items()))
+
+
+def _abandon(pool: ProcessPoolExecutor) -> None:
+    """What is finished is in the manifest; the rest would only keep the machine busy."""
+    import multiprocessing
+
+    pool.shutdown(wait=False, cancel_futures=True)
+    for process in multiprocessing.active_children():
+        process.terminate()
 
 
 def _keep(cluster: Cluster, entries: Mapping[str, Entry]) -> None:

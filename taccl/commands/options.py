@@ -129,10 +129,9 @@ def _replace(target: Path, encoded: bytes) -> None:
         os.umask(mask)
         os.chmod(partial, target.stat().st_mode & 0o777 if target.exists() else 0o666 & ~mask)
         os.replace(partial, target)
-    except BaseException:
-        with contextlib.suppress(OSError):
+    finally:
+        with contextlib.suppress(OSError):  # once it has its name it is no longer there
             os.unlink(partial)
-        raise
 
 
 def check_folder(folder: Path) -> None:
