@@ -15,6 +15,10 @@ class Message:
 
     op "copy": every chunk's value at `src` replaces what `dst` has. op "reduce": the partial reduction that
     `src` holds of each chunk is added to `dst`'s; the sum is ready when dst's reduction task has ended.
+
+    A rank may hold several sums of a chunk, so that it can pass on what it does not keep. Each begins as the rank's own
+    contribution. Sum 0 is the one that is wanted in the end; most schedules know no other. A message takes one sum and
+    is added to (or replaces) one or more; sums to which the same was added are one value, added to once.
     """
 
     link: int  # index into Topology.links
@@ -24,6 +28,8 @@ class Message:
     start_fs: int
     end_fs: int  # arrival at dst = start + alpha + count * chunk_fs; a reduction comes after it
     op: str = "copy"  # "copy" | "reduce"
+    sum: int = 0  # which of src's sums it carries
+    into: tuple[int, ...] = (0,)  # which of dst's sums it enters, ascending
 
 
 @dataclass(frozen=True, slots=True)

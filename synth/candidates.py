@@ -32,6 +32,11 @@ class Candidate:
     messages: tuple[Message, ...]
     time_fs: int
 
+    @property
+    def crosses(self) -> bool:
+        """Whether some rank holds several sums of a chunk."""
+        return any(m.sum or m.into != (0,) for m in self.messages)
+
     def algorithm(self, topology: Topology, size_bytes: int) -> Algorithm:
         """The schedule as an algorithm of which nothing is proven yet."""
         return Algorithm(
@@ -59,7 +64,8 @@ def best_timing(
     The non-delay schedule is preferred among equals: it is what a program's threadblocks do by themselves. Without
     batching, chunks that are listed in messages of their own stay there.
     """
-    explicit = any(t.after is not None for t in transfers)
+    explicit = any(not t.plain for t in transfers)
+    exchange = any(t.after is not None for t in transfers)
     attempts = [(time_by_priority, transfers), (time_in_order, transfers)]
     try:
         if batching and not explicit and any(costs.occupancy_fs[t.link] for t in transfers):
@@ -76,7 +82,7 @@ def best_timing(
             messages = scheduler(topology, collective, costs, listed)
         except Unordered:
             continue
-        if explicit and not exchanges_hold(costs, transfers, messages):
+        if exchange and not exchanges_hold(costs, transfers, messages):
             continue
         time_fs = completion_fs(costs, messages)
         if best is None or time_fs < best[0]:

@@ -73,6 +73,13 @@ def _form(algorithm: Algorithm, topology: Topology, price: Costs, message: Messa
         message.op == "reduce" and not algorithm.collective.combining
     ):
         yield f"op {message.op!r} has no meaning in {algorithm.collective.title}"
+    if (
+        message.sum < 0
+        or not message.into
+        or list(message.into) != sorted(set(message.into))
+        or message.into[0] < 0
+    ):
+        yield "sums must be 0 or more, those that it enters ascending, without repeats and at least one"
     if message.start_fs < 0:
         yield "starts before time 0"
     arrival = message.start_fs + price.transit(message.link, len(chunks))
@@ -113,13 +120,16 @@ _ARRIVAL, _REDUCED, _START = range(3)
 def _data(algorithm: Algorithm, price: Costs) -> Iterator[str]:
     """Walk through time. A value is two bit sets: contributions, those that entered more than once."""
     collective, messages = algorithm.collective, algorithm.messages
-    value: dict[tuple[int, int], tuple[int, int]] = {}  # (rank, chunk)
+    own: dict[tuple[int, int], tuple[int, int]] = {}  # (rank, chunk): what each of its sums begins as
+    value: dict[tuple[int, int, int], tuple[int, int]] = {}  # (rank, chunk, sum), where something has entered
+    # Sums that the same has entered are one value, which is added to once: (rank, chunk, sum) -> what entered last.
+    entered: dict[tuple[int, int, int], tuple[int, int]] = {}
     wanted: list[int] = []
     for number, chunk in enumerate(collective.chunks):
         contributions = dict.fromkeys(chunk.sources)
         for bit, (rank, _) in enumerate(contributions):
-            mine, twice = value.get((rank, number), (0, 0))
-            value[rank, number] = (mine | 1 << (bit if collective.combining else 0), twice)
+            mine, twice = own.get((rank, number), (0, 0))
+            own[rank, number] = (mine | 1 << (bit if collective.combining else 0), twice)
         wanted.append((1 << len(contributions)) - 1 if collective.combining else 1)
     # Reductions that arrive at one instant run in the order of their starts, then of their links.
     turn = [0] * len(messages)
@@ -137,27 +147,52 @@ def _data(algorithm: Algorithm, price: Costs) -> Iterator[str]:
         now, kind, _, number = heapq.heappop(events)
         message = messages[number]
         if kind == _START:
-            missing = [c for c in message.chunks if (message.src, c) not in value]
-            if missing:
-                yield f"{_name(number, message)}: rank {message.src} does not have chunk {missing[0]} yet"
-            carried[number] = [value.get((message.src, c), (0, 0)) for c in message.chunks]
+            held = [
+                value.get((message.src, c, message.sum), own.get((message.src, c))) for c in message.chunks
+            ]
+            if None in held:
+                missing = message.chunks[held.index(None)]
+                yield f"{_name(number, message)}: rank {message.src} does not have chunk {missing} yet"
+            carried[number] = [known or (0, 0) for known in held]
             heapq.heappush(events, (message.end_fs, _ARRIVAL, turn[number], number))
             continue
         last = max(last, now)
         if kind == _ARRIVAL and message.op == "reduce":
-            done = max(engine_free[message.dst], now) + price.reduce(len(message.chunks))
+            values = _enter(entered, number, message)
+            done = max(engine_free[message.dst], now) + values * price.reduce(len(message.chunks))
             engine_free[message.dst] = done
             heapq.heappush(events, (done, _REDUCED, turn[number], number))
             continue
+        if kind == _ARRIVAL:
+            _enter(entered, number, message)
         for c, (sent, sent_twice) in zip(message.chunks, carried.pop(number), strict=True):
-            if kind == _REDUCED:
-                mine, twice = value.get((message.dst, c), (0, 0))
-                value[message.dst, c] = (mine | sent, twice | sent_twice | (mine & sent))
-            else:
-                value[message.dst, c] = (sent, sent_twice)
-    yield from _outcome(algorithm, value, wanted)
+            for key in [(message.dst, c, entry) for entry in message.into]:
+                if kind == _REDUCED:
+                    mine, twice = value.get(key, own.get((message.dst, c), (0, 0)))
+                    value[key] = (mine | sent, twice | sent_twice | (mine & sent))
+                else:
+                    value[key] = (sent, sent_twice)
+    final = {place: value.get((*place, 0), own.get(place, (0, 0))) for place in _wanted_places(algorithm)}
+    yield from _outcome(algorithm, final, wanted)
     if last != algorithm.time_fs:
         yield f"time_fs is {algorithm.time_fs}, but the last arrival or reduction ends at {last} fs"
+
+
+def _enter(entered: dict[tuple[int, int, int], tuple[int, int]], number: int, message: Message) -> int:
+    """Note that a message enters sums of its destination; returns how many different values these are."""
+    alike: dict[tuple[tuple[int, int] | None, ...], int] = {}
+    for entry in message.into:
+        places = [(message.dst, c, entry) for c in message.chunks]
+        before = tuple(entered.get(place) for place in places) if message.op == "reduce" else ()
+        which = alike.setdefault(before, len(alike))
+        entered.update(dict.fromkeys(places, (number, which)))
+    return len(alike)
+
+
+def _wanted_places(algorithm: Algorithm) -> Iterator[tuple[int, int]]:
+    for number, chunk in enumerate(algorithm.collective.chunks):
+        for rank, _ in chunk.destinations:
+            yield rank, number
 
 
 def _outcome(

@@ -20,7 +20,7 @@ from taccl.synth.cost import Costs, costs, us
 from taccl.synth.explain_changes import changes
 from taccl.synth.gap import gap
 from taccl.synth.program import Program
-from taccl.synth.schedule import as_carried, as_transfers, completion_fs, time_in_order
+from taccl.synth.schedule import as_carried, as_transfers, completion_fs, completions, time_in_order
 from taccl.synth.simulate import Activity, Simulation, simulate
 
 MAX_LOADS = 8
@@ -127,25 +127,27 @@ def explain(
 
 def critical_path(topology: Topology, messages: Sequence[Message], prices: Costs) -> tuple[Leg, ...]:
     """The chain of messages and reductions that ends last, each held up by the one before it."""
-    usable = _usable(messages, prices)
+    usable = completions(prices, messages)
     if not messages:
         return ()
     releases = [
         {r: m.start_fs + prices.hold(m.link, hold, len(m.chunks)) for r, hold in prices.holds[m.link]}
         for m in messages
     ]
-    arrivals: dict[tuple[int, int], list[int]] = {}  # (rank, chunk) -> messages into it
+    arrivals: dict[tuple[int, int, int], list[int]] = {}  # (rank, chunk, sum) -> messages into it
     holders: dict[int, list[int]] = {}  # resource -> messages that hold it
     for index, m in enumerate(messages):
         for chunk in m.chunks:
-            arrivals.setdefault((m.dst, chunk), []).append(index)
+            for place in m.into:
+                arrivals.setdefault((m.dst, chunk, place), []).append(index)
         for resource in releases[index]:
             holders.setdefault(resource, []).append(index)
 
     def fed(index: int) -> tuple[int, int]:
         """(when the message's data was at hand, the message that brought the last of it or -1)."""
         m = messages[index]
-        feeding = {i for c in m.chunks for i in arrivals.get((m.src, c), ()) if usable[i] <= m.start_fs}
+        carried = [(m.src, chunk, m.sum) for chunk in m.chunks]
+        feeding = {i for place in carried for i in arrivals.get(place, ()) if usable[i] <= m.start_fs}
         return max(((usable[i], i) for i in feeding), default=(0, -1))
 
     legs: list[Leg] = []
@@ -231,7 +233,7 @@ def _of_algorithm(
             )
 
     own = costs(topology, algorithm.chunk_bytes)
-    transfers = as_carried(algorithm.messages, _usable(algorithm.messages, own))
+    transfers = as_carried(algorithm.messages, completions(own, algorithm.messages))
 
     def timed(on: Topology) -> tuple[tuple[Message, ...], Costs]:
         on = replace(on, links=tuple(on.links))  # to be looked at one by one
@@ -259,17 +261,6 @@ def _of_algorithm(
         algorithm.name, topology, collective, size_bytes, completion_fs(prices, messages),
         critical_path(topology, messages, prices), busy, again, bound,
     )  # fmt: skip
-
-
-def _usable(messages: Sequence[Message], prices: Costs) -> list[int]:
-    """When each message's data can be used at its destination; reductions queue in order of arrival."""
-    usable = [m.end_fs for m in messages]
-    engine: dict[int, int] = {}
-    for i in sorted(range(len(messages)), key=lambda i: (messages[i].end_fs, messages[i].start_fs)):
-        m = messages[i]
-        if m.op == "reduce":
-            engine[m.dst] = usable[i] = max(engine.get(m.dst, 0), m.end_fs) + prices.reduce(len(m.chunks))
-    return usable
 
 
 def _activity_leg(topology: Topology, simulation: Simulation, index: int) -> Leg:

@@ -18,7 +18,8 @@ from taccl.synth.check_algorithm import check_algorithm
 from taccl.synth.collective import refined
 from taccl.synth.cost import Costs, costs, us
 from taccl.synth.lower_hints import NO_HINTS, Hints, all_waits, levels, more_hints
-from taccl.synth.lower_operations import MAX_COUNT, Operation, Operations, completions, operations
+from taccl.synth.lower_memory import MAX_COUNT
+from taccl.synth.lower_operations import Operation, Operations, operations
 from taccl.synth.lower_threadblocks import (
     MAX_THREADBLOCKS,
     Sender,
@@ -29,7 +30,7 @@ from taccl.synth.lower_threadblocks import (
 )
 from taccl.synth.program import Program, RankProgram
 from taccl.synth.program_collective import collective_of
-from taccl.synth.schedule import Transfer, completion_fs, time_by_priority, time_in_order
+from taccl.synth.schedule import Transfer, completion_fs, completions, time_by_priority, time_in_order
 from taccl.synth.simulate import Simulation, simulate
 
 MAX_CHANNELS = 32
@@ -357,13 +358,16 @@ def _pieces(shape: Algorithm, priced: Costs, cuts: list[list[tuple[int, ...]]]) 
     Two messages that cross, as in an exchange, wait for nothing that was still on its way when they started.
     """
     done = completions(priced, shape.messages)
-    into: defaultdict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)  # (rank, chunk)
+    into: defaultdict[tuple[int, int, int], list[tuple[int, int]]] = defaultdict(list)  # (rank, chunk, sum)
     pieces: list[Transfer] = []
     for number in sorted(range(len(cuts)), key=lambda n: (shape.messages[n].start_fs, n)):
         message = shape.messages[number]
         for chunks in cuts[number]:
-            after = {i for c in chunks for time, i in into[message.src, c] if time <= message.start_fs}
+            carried = [(message.src, c, message.sum) for c in chunks]
+            after = {i for place in carried for time, i in into[place] if time <= message.start_fs}
             for c in chunks:
-                into[message.dst, c].append((done[number], len(pieces)))
-            pieces.append(Transfer(message.link, chunks, message.op, tuple(sorted(after))))
+                for place in message.into:
+                    into[message.dst, c, place].append((done[number], len(pieces)))
+            waits = tuple(sorted(after))
+            pieces.append(Transfer(message.link, chunks, message.op, waits, message.sum, message.into))
     return pieces

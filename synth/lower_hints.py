@@ -14,8 +14,9 @@ from dataclasses import dataclass
 
 from taccl.synth.algorithm import Algorithm
 from taccl.synth.cost import Costs
-from taccl.synth.lower_operations import completions, released
+from taccl.synth.lower_memory import released
 from taccl.synth.lower_threadblocks import Sender
+from taccl.synth.schedule import completions
 from taccl.synth.simulate import Simulation
 
 

@@ -8,22 +8,30 @@ sums of ranks that do not want the result, live in scratch. `i` is never written
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 from taccl.errors import CheckFailed
 from taccl.synth.algorithm import Algorithm, Message
 from taccl.synth.cost import Costs
+from taccl.synth.lower_memory import (
+    MAX_COUNT,
+    Address,
+    Memory,
+    address_range,
+    contiguous,
+    joined,
+    may_overwrite_inputs,
+    released,
+    runs,
+)
 from taccl.synth.lower_scratch import Piece, place
+from taccl.synth.schedule import completions
 
-MAX_COUNT = 71  # chunks a step can carry (MSCCL)
 MAX_COPIES = 16  # more copies for one message go to a threadblock of their own
 END = 1 << 62  # a time after all messages
 
-Address = tuple[str, int]  # (buffer, offset)
 Lane = tuple[str, int, int]  # ("send" | "recv" | "local", peer or -1, which of the streams between the two)
-Item = TypeVar("Item")
 
 LOCAL: Lane = ("local", -1, 0)
 
@@ -52,33 +60,6 @@ class Operations:
     scratch: tuple[int, ...]
 
 
-class _Rank:
-    """Where a rank's values are, and who touched which cell last."""
-
-    def __init__(self, inplace: tuple[int, int] | None) -> None:
-        self.inplace = inplace
-        self.pieces: list[tuple[int, int, tuple[int, ...]]] = []  # of scratch: (offset, length, beginning)
-        self.at: dict[int, Address] = {}  # chunk -> where its present value is
-        self.also: dict[int, Address] = {}  # chunk -> the copy in `o` of a value that is also in `i`
-        self.writer: dict[Address, int] = {}
-        self.first: dict[Address, int] = {}  # who wrote it first
-        self.readers: dict[Address, list[int]] = {}
-
-    def cell(self, address: Address) -> Address:
-        """The memory behind an address; in place, input and output are views of the same memory."""
-        buffer, offset = address
-        if self.inplace is None or buffer == "s":
-            return address
-        return ("m", self.inplace[0 if buffer == "i" else 1] + offset)
-
-    def allocate(self, count: int, *moment: int) -> int:
-        """A fresh piece of scratch, needed from a moment on. Pieces lie apart, so that none looks like a part of
-        another; where they really go is decided at the end."""
-        offset = self.pieces[-1][0] + self.pieces[-1][1] + 1 if self.pieces else 0
-        self.pieces.append((offset, count, moment))
-        return offset
-
-
 def operations(
     algorithm: Algorithm, priced: Costs, stream: Sequence[int], inplace: bool, reuse: bool
 ) -> Operations:
@@ -99,13 +80,14 @@ class _Builder:
         self.stream = stream
         self.done = completions(priced, algorithm.messages)
         self.made: list[Operation] = []
-        self.ranks = [_Rank(views if inplace else None) for views in self.collective.inplace]
+        self.ranks = [Memory(views if inplace else None) for views in self.collective.inplace]
         self.wanted: list[dict[int, list[int]]] = [{} for _ in self.ranks]  # rank -> chunk -> output offsets
         for number, chunk in enumerate(self.collective.chunks):
             for rank, offset in chunk.destinations:
                 self.wanted[rank].setdefault(number, []).append(offset)
             for rank, offset in chunk.sources:
-                self.ranks[rank].at[number] = ("i", offset)
+                self.ranks[rank].at[number] = self.ranks[rank].own[number] = ("i", offset)
+        self.several = any(m.sum or m.into != (0,) for m in algorithm.messages)
         self.sums: list[set[int]] = [set() for _ in self.ranks]  # chunks whose partial sum has left `i`
 
     def build(self, reuse: bool) -> Operations:
@@ -117,11 +99,15 @@ class _Builder:
         for number, done in enumerate(self.done):
             events.append((self.algorithm.messages[number].start_fs, 1, number))
             events.append((done, 0, number))
+        events.sort()
+        final = may_overwrite_inputs(events, self.algorithm, self.priced) if self.several else frozenset()
         source: dict[int, list[tuple[int, tuple[int, ...]]]] = {}
-        for time, kind, number in sorted(events):
+        for time, kind, number in events:
             message = self.algorithm.messages[number]
             if kind == 1:
                 source[number] = self._send(number, message, time)
+            elif self.several:
+                self._receive_several(number, message, source[number], number in final)
             else:
                 self._receive(number, message, source[number])
         if self.collective.combining:
@@ -165,7 +151,7 @@ class _Builder:
                 here = rank.at.get(chunk)
                 if here is not None and here[0] == "i":
                     pairs += [(here[1], offset, chunk) for offset in offsets]
-            for run in _runs(sorted(pairs), lambda a, b: b[0] == a[0] + 1 and b[1] == a[1] + 1):
+            for run in runs(sorted(pairs), lambda a, b: b[0] == a[0] + 1 and b[1] == a[1] + 1):
                 key = (0, -1, len(self.made)) if not self.collective.combining else (END, -1, len(self.made))
                 self._copy(number, ("i", run[0][0]), ("o", run[0][1]), len(run), key, -1, LOCAL)
                 for _, offset, chunk in run:
@@ -186,7 +172,7 @@ class _Builder:
                 for offset in offsets
                 if rank.at[chunk][0] != "i" and rank.at[chunk] != ("o", offset)
             ]
-            for run in _runs(sorted(moves), _joined):
+            for run in runs(sorted(moves), joined):
                 key = (END, -1, len(self.made))
                 self._copy(number, run[0][0], run[0][1], len(run), key, -1, LOCAL)
 
@@ -203,15 +189,15 @@ class _Builder:
             lengths.append(placed.length)
             real.append({})
             for n, offset in zip(order, placed.offsets, strict=True):
-                cells = _range(("s", rank.pieces[n][0]), pieces[n].length)
-                real[-1].update(zip(cells, _range(("s", offset), pieces[n].length), strict=True))
+                cells = address_range(("s", rank.pieces[n][0]), pieces[n].length)
+                real[-1].update(zip(cells, address_range(("s", offset), pieces[n].length), strict=True))
         for operation in self.made:
             operation.src = real[operation.rank].get(operation.src, operation.src)
             operation.dst = real[operation.rank].get(operation.dst, operation.dst)
         return tuple(lengths)
 
-    def _piece(self, rank: _Rank, offset: int, length: int, begin: tuple[int, ...]) -> Piece:
-        cells = _range(("s", offset), length)
+    def _piece(self, rank: Memory, offset: int, length: int, begin: tuple[int, ...]) -> Piece:
+        cells = address_range(("s", offset), length)
         last = {i for cell in cells for i in (rank.writer[cell], *rank.readers.get(cell, ()))}
         return Piece(
             length,
@@ -244,7 +230,7 @@ class _Builder:
         lane: Lane,
         kind: str = "cpy",
     ) -> None:
-        reads, writes = _range(src, count), _range(dst, count)
+        reads, writes = address_range(src, count), address_range(dst, count)
         if kind == "re":
             reads = [*reads, *writes]
         self._add(Operation(rank, kind, src, dst, count, lane, key, message), reads, writes)
@@ -253,12 +239,14 @@ class _Builder:
         """Make the source's operations; returns (send operation, chunk ids in the order they travel)."""
         rank = self.ranks[message.src]
         lane = ("send", message.dst, self.stream[number])
-        missing = [c for c in message.chunks if c not in rank.at]
-        if missing:
-            raise CheckFailed(
-                f"message {number} sends chunk {missing[0]} from rank {message.src}, which does not have it then"
-            )
-        found = {c: rank.at[c] for c in message.chunks}
+        found: dict[int, Address] = {}
+        for c in message.chunks:
+            here = rank.place(c, message.sum)
+            if here is None:
+                raise CheckFailed(
+                    f"message {number} sends chunk {c} from rank {message.src}, which does not have it then"
+                )
+            found[c] = here
         if len(message.chunks) > 1 and any(a[0] == "o" or c in rank.also for c, a in found.items()):
             # The copy of the rank's own data in the output may lie beside what it has received there.
             found = {c: rank.also.get(c, a) for c, a in found.items()}
@@ -267,12 +255,12 @@ class _Builder:
         for part, begin in enumerate(range(0, len(order), MAX_COUNT)):
             piece = order[begin : begin + MAX_COUNT]
             src = found[piece[0]]
-            if [found[c] for c in piece] != _range(src, len(piece)):
+            if [found[c] for c in piece] != address_range(src, len(piece)):
                 base = rank.allocate(len(piece), time, 1, number)
                 moves = [(found[c], ("s", base + i)) for i, c in enumerate(piece)]
                 self._move(message.src, moves, (time, number, 100 * part), number, lane)
                 src = ("s", base)
-            reads = _range(src, len(piece))
+            reads = address_range(src, len(piece))
             key = (time, number, 100 * part + 99)
             sent = self._add(Operation(message.src, "s", src, src, len(piece), lane, key, number), reads, ())
             pieces.append((sent, tuple(piece)))
@@ -284,7 +272,7 @@ class _Builder:
         if all(a is not None for a in target.values()):
             by_target = sorted(message.chunks, key=lambda c: (target[c] or ("", 0), c))
             first = target[by_target[0]]
-            if first is not None and [target[c] for c in by_target] == _range(first, len(by_target)):
+            if first is not None and [target[c] for c in by_target] == address_range(first, len(by_target)):
                 return by_target
         return sorted(message.chunks, key=lambda c: (found[c], c))
 
@@ -318,6 +306,80 @@ class _Builder:
             if message.op == "reduce":
                 self.sums[message.dst].update(piece)
 
+    def _receive_several(
+        self, number: int, message: Message, pieces: list[tuple[int, tuple[int, ...]]], final: bool
+    ) -> None:
+        """As `_receive`, where ranks hold several sums of a chunk.
+
+        What changes gets fresh memory, so that nothing waits for those who still read what was there. Sums in one place
+        are one value and are added to once. final: the result may go to where it is wanted.
+        """
+        rank, lane = self.ranks[message.dst], ("recv", message.src, self.stream[number])
+        for part, (sent, piece) in enumerate(pieces):
+            key = (message.end_fs, number, 10_000 * part)
+            alike: dict[tuple[Address | None, ...], list[int]] = {}
+            for entered in message.into:
+                own = tuple(rank.place(c, entered) for c in piece)
+                alike.setdefault(own if message.op == "reduce" else (None,) * len(piece), []).append(entered)
+            goals: list[list[Address]] = []
+            for _ in alike:
+                wanted = [self.wanted[message.dst].get(c, ()) for c in piece]
+                goal = [("o", offsets[0]) for offsets in wanted if offsets]
+                if not (final and message.into == (0,) and len(goal) == len(piece) and contiguous(goal)):
+                    goal = address_range(
+                        ("s", rank.allocate(len(piece), message.end_fs, 0, number)), len(piece)
+                    )
+                goals.append(goal)
+            (first, *more), goal = alike, goals[0]
+            if not more and all(own is None for own in first):
+                received = self._land(message, goal, key, lane)
+            elif not more and all(own is not None for own in first):
+                operand = [own for own in first if own is not None]
+                if not contiguous(operand):
+                    self._move(message.dst, list(zip(operand, goal, strict=True)), key, number, lane)
+                    operand = goal
+                at = (*key[:2], key[2] + 99)
+                summed = Operation(message.dst, "rrc", operand[0], goal[0], len(piece), lane, at, number)
+                received = self._add(summed, operand, goal)
+            else:
+                base = rank.allocate(len(piece), message.end_fs, 0, number)
+                landed = address_range(("s", base), len(piece))
+                received = self._land(message, landed, key, lane)
+                turn = key[2] + 1
+                for owns, goal in zip(alike, goals, strict=True):
+                    turn = self._combine(message, owns, landed, goal, (*key[:2], turn), lane)
+            self.made[sent].peer, self.made[received].peer = received, sent
+            for entering, goal in zip(alike.values(), goals, strict=True):
+                for entered in entering:
+                    for c, address in zip(piece, goal, strict=True):
+                        rank.put(c, entered, address)
+
+    def _combine(
+        self,
+        message: Message,
+        owns: Sequence[Address | None],
+        landed: Sequence[Address],
+        goal: Sequence[Address],
+        key: tuple[int, int, int],
+        lane: Lane,
+    ) -> int:
+        """What has landed and what was there before, added up in a third place; nothing there: just what has landed.
+
+        Returns the next free part of the key.
+        """
+        have = [own if own is not None else arrived for own, arrived in zip(owns, landed, strict=True)]
+        self._move(message.dst, list(zip(have, goal, strict=True)), key, key[1], lane)
+        added = [
+            (arrived, place)
+            for own, arrived, place in zip(owns, landed, goal, strict=True)
+            if own is not None
+        ]
+        part = key[2] + len(goal)
+        for run in runs(added, joined):
+            part += 1
+            self._copy(message.dst, run[0][0], run[0][1], len(run), (*key[:2], part), key[1], lane, "re")
+        return part + 1
+
     def _filled(self, number: int, message: Message, target: Sequence[Address | None]) -> list[Address]:
         """The targets, with one piece of scratch for those that have no place yet."""
         missing = sum(place is None for place in target)
@@ -325,9 +387,9 @@ class _Builder:
             return [place for place in target if place is not None]
         if missing == len(target):
             base = self.ranks[message.dst].allocate(missing, message.end_fs, 0, number)
-            return _range(("s", base), missing)
+            return address_range(("s", base), missing)
         base = self.ranks[message.dst].allocate(missing, message.end_fs, 0, number)
-        fresh = iter(_range(("s", base), missing))
+        fresh = iter(address_range(("s", base), missing))
         return [next(fresh) if place is None else place for place in target]
 
     def _receive_copy(
@@ -335,10 +397,10 @@ class _Builder:
     ) -> tuple[list[Address], int]:
         """Returns where the chunks are now, and the receiving operation."""
         places = self._filled(key[1], message, target)
-        if _contiguous(places):
+        if contiguous(places):
             return places, self._land(message, places, key, lane)
         base = self.ranks[message.dst].allocate(len(places), message.end_fs, 0, key[1])
-        landed = _range(("s", base), len(places))
+        landed = address_range(("s", base), len(places))
         received = self._land(message, landed, key, lane)
         moves = list(zip(landed, places, strict=True))
         self._move(message.dst, moves, (*key[:2], key[2] + 1), key[1], lane)
@@ -359,12 +421,12 @@ class _Builder:
         rank, count = self.ranks[message.dst], len(piece)
         own = [rank.at[c] for c in piece]
         places = [place for place in target if place is not None]
-        if len(places) < count or not _contiguous(places):
+        if len(places) < count or not contiguous(places):
             places = own
-            if not _contiguous(own) or own[0][0] == "i":
-                places = _range(("s", rank.allocate(count, message.end_fs, 0, key[1])), count)
+            if not contiguous(own) or own[0][0] == "i":
+                places = address_range(("s", rank.allocate(count, message.end_fs, 0, key[1])), count)
         operand = own
-        if not _contiguous(own):
+        if not contiguous(own):
             self._move(message.dst, list(zip(own, places, strict=True)), key, key[1], lane)
             operand = places
         at = (*key[:2], key[2] + 99)
@@ -383,7 +445,7 @@ class _Builder:
         rank = self.ranks[message.dst]
         places = self._filled(key[1], message, target)
         base = rank.allocate(len(piece), message.end_fs, 0, key[1])
-        received = self._land(message, _range(("s", base), len(piece)), key, lane)
+        received = self._land(message, address_range(("s", base), len(piece)), key, lane)
         for i, (chunk, goal) in enumerate(zip(piece, places, strict=True)):
             own, arrived = rank.at.get(chunk), ("s", base + i)
             if own is not None and own != goal:
@@ -408,52 +470,7 @@ class _Builder:
         lane: Lane,
     ) -> None:
         """Copy chunks, neighbours in one step; many copies leave the message's own threadblock."""
-        runs = _runs([move for move in moves if move[0] != move[1]], _joined)
-        where, owner = (LOCAL, -1) if len(runs) > MAX_COPIES else (lane, message)
-        for i, run in enumerate(runs):
+        steps = runs([move for move in moves if move[0] != move[1]], joined)
+        where, owner = (LOCAL, -1) if len(steps) > MAX_COPIES else (lane, message)
+        for i, run in enumerate(steps):
             self._copy(rank, run[0][0], run[0][1], len(run), (*key[:2], key[2] + i), owner, where)
-
-
-def completions(priced: Costs, messages: Sequence[Message]) -> list[int]:
-    """When each message's data can be used: at arrival, or after its turn on the reduction engine."""
-    done = [0] * len(messages)
-    engine: dict[int, int] = {}
-    by_arrival = sorted(
-        range(len(messages)), key=lambda i: (messages[i].end_fs, messages[i].start_fs, messages[i].link)
-    )
-    for i in by_arrival:
-        message = messages[i]
-        done[i] = message.end_fs
-        if message.op == "reduce":
-            begin = max(engine.get(message.dst, 0), message.end_fs)
-            engine[message.dst] = done[i] = begin + priced.reduce(len(message.chunks))
-    return done
-
-
-def released(priced: Costs, message: Message) -> int:
-    """When the sender of a message may go on: its link is free again."""
-    return message.start_fs + priced.hold(message.link, priced.holds[message.link][0][1], len(message.chunks))
-
-
-def _joined(before: tuple[Address, Address], after: tuple[Address, Address]) -> bool:
-    """Whether a copy goes on where the one before ends, on both sides."""
-    return all(b == (a[0], a[1] + 1) for a, b in zip(before, after, strict=True))
-
-
-def _contiguous(places: Sequence[Address]) -> bool:
-    return list(places) == _range(places[0], len(places))
-
-
-def _range(address: Address, count: int) -> list[Address]:
-    return [(address[0], address[1] + i) for i in range(count)]
-
-
-def _runs(items: Iterable[Item], joins: Callable[[Item, Item], bool]) -> list[list[Item]]:
-    """Split a list wherever two neighbours do not join, and at the most chunks a step can carry."""
-    runs: list[list[Item]] = []
-    for item in items:
-        if runs and joins(runs[-1][-1], item) and len(runs[-1]) < MAX_COUNT:
-            runs[-1].append(item)
-        else:
-            runs.append([item])
-    return runs

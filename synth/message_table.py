@@ -31,8 +31,11 @@ class MessageTable:
 
 
 def message_table(messages: Iterable[Message]) -> MessageTable:
-    """Columns for messages, in their order. Raises OverflowError for times of more than 2 hours."""
+    """Columns for messages, in their order. Raises OverflowError for times of more than 2 hours, ValueError for
+    messages of sums beside the one that is wanted."""
     rows = list(messages)
+    if any(m.sum or m.into != (0,) for m in rows):
+        raise ValueError("columns know one sum of a chunk on a rank")
     first = np.zeros(len(rows) + 1, np.int64)
     np.cumsum([len(m.chunks) for m in rows], out=first[1:])
     return MessageTable(

@@ -42,6 +42,8 @@ from taccl.synth.symmetric.algorithm import SymmetricAlgorithm
 
 SCHEMA = "taccl/algorithm/v1"
 COLUMNS = ("link", "src", "dst", "start_fs", "end_fs", "op", "chunks")
+SUMS = ("sum", "into")  # further columns where ranks hold several sums of a chunk
+MAX_SUMS = 1 << 16  # of a chunk on a rank
 OPS = ("copy", "reduce")
 MAX_TEXT = 256 << 20  # characters
 MAX_HOPS = 1 << 25  # chunks in all messages together
@@ -59,9 +61,11 @@ def write_native(algorithm: Algorithm | SymmetricAlgorithm, topology: Topology) 
         raise ValueError("the algorithm and the topology have different numbers of ranks")
     lines = ["{", *head_lines(SCHEMA, algorithm, collective_value(algorithm.collective))]
     lines += ['"topology": {', *topology_lines(topology), "},"]
-    lines.append(f'"columns": {plain_json(COLUMNS)},')
+    several = any(m.sum or m.into != (0,) for m in algorithm.messages)
+    lines.append(f'"columns": {plain_json(COLUMNS + SUMS if several else COLUMNS)},')
     rows = [
-        f'[{m.link},{m.src},{m.dst},{m.start_fs},{m.end_fs},"{m.op}",{_runs(m.chunks)}]'
+        f'[{m.link},{m.src},{m.dst},{m.start_fs},{m.end_fs},"{m.op}",{_runs(m.chunks)}'
+        + (f",{m.sum},{_runs(m.into)}]" if several else "]")
         for m in sorted(algorithm.messages, key=_order)
     ]
     lines += ['"messages": [', *separated(rows), "]}"]
@@ -101,9 +105,12 @@ def read_schedule(text: str, file: str = "<input>") -> tuple[Algorithm | Symmetr
     topology = read_topology_value(root.at("topology"))
     collective = read_collective_value(root.at("collective"), topology.ranks)
     columns = root.at("columns")
-    if columns.value != list(COLUMNS):
-        columns.fail(f"the columns of this schema are {', '.join(COLUMNS)}")
-    messages = sorted(_messages(root.at("messages"), topology, len(collective.chunks)), key=_order)
+    several = columns.value == list(COLUMNS + SUMS)
+    if not several and columns.value != list(COLUMNS):
+        columns.fail(
+            f"the columns of this schema are {', '.join(COLUMNS)}, and {' and '.join(SUMS)} or neither"
+        )
+    messages = sorted(_messages(root.at("messages"), topology, len(collective.chunks), several), key=_order)
     algorithm = Algorithm(
         name=root.at("name").text(),
         collective=collective,
@@ -118,8 +125,8 @@ def read_schedule(text: str, file: str = "<input>") -> tuple[Algorithm | Symmetr
     return algorithm, topology
 
 
-def _order(message: Message) -> tuple[int, int, tuple[int, ...]]:
-    return (message.start_fs, message.link, message.chunks)
+def _order(message: Message) -> tuple[int, int, tuple[int, ...], int, tuple[int, ...]]:
+    return (message.start_fs, message.link, message.chunks, message.sum, message.into)
 
 
 def _runs(chunks: Iterable[int]) -> str:
@@ -136,17 +143,19 @@ def _runs(chunks: Iterable[int]) -> str:
     return f"[{','.join(parts)}]"
 
 
-def _messages(place: Place, topology: Topology, chunks: int) -> Iterator[Message]:
+def _messages(place: Place, topology: Topology, chunks: int, several: bool) -> Iterator[Message]:
     hops = 0
+    width = len(COLUMNS) + (len(SUMS) if several else 0)
     for number, row in enumerate(place.array()):
         try:
-            link, src, dst, start, end, op, _ = row
+            link, src, dst, start, end, op, _, *rest = row
             well_typed = all(type(cell) is int for cell in (link, src, dst, start, end)) and type(op) is str
+            well_typed = well_typed and len(row) == width
         except (TypeError, ValueError):
             well_typed = False
         here = Place(place.file, f"{place.path}[{number}]", row)
         if not well_typed:
-            _explain_row(here)
+            _explain_row(here, width)
         if not 0 <= link < len(topology.links):
             _cell(here, 0).fail(f"expected a link from 0 to {len(topology.links) - 1}, found {link}")
         found = topology.links[link]
@@ -156,34 +165,40 @@ def _messages(place: Place, topology: Topology, chunks: int) -> Iterator[Message
             _cell(here, 3).fail(f"start and end must ascend from 0 to {MAX_FS}, found {start} and {end}")
         if op not in OPS:
             _cell(here, 5).fail(f"expected one of {', '.join(OPS)}, found {op!r}")
-        ids = _chunk_ids(_cell(here, 6), chunks)
-        hops += len(ids)
+        ids = _ascending(_cell(here, 6), chunks)
+        carried = 0
+        into: tuple[int, ...] = (0,)
+        if rest:
+            carried = _cell(here, 7).integer(0, MAX_SUMS - 1)
+            into = _ascending(_cell(here, 8), MAX_SUMS)
+        hops += len(ids) * len(into)
         if hops > MAX_HOPS:
             here.fail(f"the messages carry more than {MAX_HOPS} chunks together")
-        yield Message(link, src, dst, ids, start, end, op)
+        yield Message(link, src, dst, ids, start, end, op, carried, into)
 
 
 def _cell(row: Place, column: int) -> Place:
-    return Place(row.file, f"{row.path}.{COLUMNS[column]}", row.value[column])
+    return Place(row.file, f"{row.path}.{(COLUMNS + SUMS)[column]}", row.value[column])
 
 
-def _explain_row(row: Place) -> None:
+def _explain_row(row: Place, width: int) -> None:
     """Raise InvalidInput for the first cell of a row that has the wrong type."""
-    row.array(len(COLUMNS), len(COLUMNS))
+    row.array(width, width)
     for column in range(5):
         _cell(row, column).integer(0, MAX_FS)
     _cell(row, 5).text(OPS)
     raise AssertionError("a row was refused whose cells are all right")
 
 
-def _chunk_ids(place: Place, chunks: int) -> tuple[int, ...]:
+def _ascending(place: Place, end: int) -> tuple[int, ...]:
+    """Ids below `end`: numbers, and runs of them as [first, last]."""
     ids: list[int] = []
-    for entry in place.items(1, chunks):
+    for entry in place.items(1, end):
         if isinstance(entry.value, list):
-            first, last = (end.integer(0, chunks - 1) for end in entry.items(2, 2))
+            first, last = (id.integer(0, end - 1) for id in entry.items(2, 2))
         else:
-            first = last = entry.integer(0, chunks - 1)
+            first = last = entry.integer(0, end - 1)
         if last < first or (ids and first <= ids[-1]):
-            entry.fail("chunk ids must ascend without repeats")
+            entry.fail("ids must ascend without repeats")
         ids.extend(range(first, last + 1))
     return tuple(ids)

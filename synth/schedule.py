@@ -22,14 +22,21 @@ class Transfer:
     """Chunks to be sent as one message over a link.
 
     after: indices of the transfers that must have arrived before this one starts; None (the rule): every
-    earlier transfer of one of its chunks into its source rank. A recursive-doubling exchange needs () or the
-    earlier rounds only, because both partners send what they held BEFORE the round.
+    earlier transfer of one of its chunks into the sum of its source rank that it carries. A recursive-doubling
+    exchange needs () or the earlier rounds only, because both partners send what they held BEFORE the round.
     """
 
     link: int
     chunks: tuple[int, ...]
     op: str = "copy"  # "copy" | "reduce", as in Message
     after: tuple[int, ...] | None = None
+    sum: int = 0  # as in Message
+    into: tuple[int, ...] = (0,)
+
+    @property
+    def plain(self) -> bool:
+        """Whether it is a hop of trees: it follows from the list alone, and ranks hold one sum of each chunk."""
+        return self.after is None and self.sum == 0 and self.into == (0,)
 
 
 class Unordered(ValueError):
@@ -41,19 +48,21 @@ def predecessors(
 ) -> list[list[int]]:
     """For each transfer the earlier ones whose arrival it needs. Raises Unordered for missing data."""
     sources = [{rank for rank, _ in chunk.sources} for chunk in collective.chunks]
-    into: dict[tuple[int, int], list[int]] = {}
+    into: dict[tuple[int, int, int], list[int]] = {}  # (chunk, rank, sum)
     needs: list[list[int]] = []
     for index, transfer in enumerate(transfers):
         link = topology.links[transfer.link]
         if transfer.after is not None:
             needs.append(sorted(transfer.after))
         else:
-            needs.append(sorted({i for c in transfer.chunks for i in into.get((c, link.src), ())}))
+            carried = ((c, link.src, transfer.sum) for c in transfer.chunks)
+            needs.append(sorted({i for place in carried for i in into.get(place, ())}))
         for chunk in transfer.chunks:
-            if link.src not in sources[chunk] and (chunk, link.src) not in into:
+            if link.src not in sources[chunk] and (chunk, link.src, transfer.sum) not in into:
                 raise Unordered(f"transfer {index} sends chunk {chunk} from rank {link.src}, which lacks it")
         for chunk in transfer.chunks:
-            into.setdefault((chunk, link.dst), []).append(index)
+            for place in transfer.into:
+                into.setdefault((chunk, link.dst, place), []).append(index)
     return needs
 
 
@@ -92,16 +101,52 @@ def time_batched(
     return _event_loop(topology, collective, costs, transfers, order, keep_order=False, batch=True)
 
 
-def completion_fs(costs: Costs, messages: Iterable[Message]) -> int:
-    """When the last arrival, or the reduction that follows it, has ended."""
+class Sums:
+    """Which sums of a rank are one value: those to which the same messages were added.
+
+    Alive only while messages are walked through in the order of their arrivals. beside: whether any of them enters
+    another sum than 0; where none does, every message is added to one value.
+    """
+
+    def __init__(self, beside: bool) -> None:
+        self._beside = beside
+        self._value: dict[tuple[int, int, int], int] = {}  # (rank, chunk, sum); 0: as in the beginning
+        self._values = 0
+
+    def enter(self, message: Message) -> int:
+        """A message arrives; returns how many values it is added to, each of which takes a reduction."""
+        if not self._beside:
+            return 1
+        fresh: dict[tuple[int, ...], tuple[int, ...]] = {}
+        for place in message.into:
+            keys = [(message.dst, chunk, place) for chunk in message.chunks]
+            now = tuple(self._value.get(key, 0) for key in keys) if message.op == "reduce" else ()
+            if now not in fresh:
+                fresh[now] = tuple(range(self._values + 1, self._values + 1 + len(keys)))
+                self._values += len(keys)
+            self._value.update(zip(keys, fresh[now], strict=True))
+        return len(fresh)
+
+
+def completions(costs: Costs, messages: Sequence[Message]) -> list[int]:
+    """When each message's data can be used: at arrival, or after its turn on its destination's reduction engine."""
+    done = [m.end_fs for m in messages]
     engine: dict[int, int] = {}
-    last = 0
-    for m in sorted(messages, key=lambda m: (m.end_fs, m.start_fs, m.link)):
-        done = m.end_fs
+    sums = Sums(any(m.into != (0,) for m in messages))
+    for i in sorted(
+        range(len(messages)), key=lambda i: (messages[i].end_fs, messages[i].start_fs, messages[i].link)
+    ):
+        m = messages[i]
+        values = sums.enter(m)
         if m.op == "reduce":
-            engine[m.dst] = done = max(engine.get(m.dst, 0), m.end_fs) + costs.reduce(len(m.chunks))
-        last = max(last, done)
-    return last
+            took = values * costs.reduce(len(m.chunks))
+            engine[m.dst] = done[i] = max(engine.get(m.dst, 0), m.end_fs) + took
+    return done
+
+
+def completion_fs(costs: Costs, messages: Sequence[Message]) -> int:
+    """When the last arrival, or the reduction that follows it, has ended."""
+    return max(completions(costs, messages), default=0)
 
 
 def coalesced(
@@ -171,6 +216,7 @@ def _event_loop(
                 holder[resource] = (index, costs.hold(transfer.link, per_chunk, len(transfer.chunks)))
     free = [0] * costs.resources
     engine = [0] * topology.ranks
+    sums = Sums(any(t.into != (0,) for t in transfers))
     messages: list[Message] = []
     started = [False] * len(transfers)
     on_link: dict[tuple[int, str], list[int]] = {}  # ready and not started, for batching
@@ -212,7 +258,11 @@ def _event_loop(
             chunks = tuple(sorted(c for i in together for c in transfers[i].chunks))
             count = len(chunks)
             end = now + costs.transit(transfer.link, count)
-            messages.append(Message(transfer.link, link.src, link.dst, chunks, now, end, transfer.op))
+            messages.append(
+                Message(
+                    transfer.link, link.src, link.dst, chunks, now, end, transfer.op, transfer.sum, transfer.into
+                )
+            )  # fmt: skip
             for i in together:
                 started[i] = True
             heapq.heappush(events, (end, 0, (now, transfer.link), len(carried)))
@@ -230,9 +280,10 @@ def _event_loop(
             released: list[int] = []
             if kind == 0:
                 message, usable = messages[payload], now
+                values = sums.enter(message)
                 if message.op == "reduce":
-                    engine[message.dst] = max(engine[message.dst], now) + costs.reduce(len(message.chunks))
-                    usable = engine[message.dst]
+                    took = values * costs.reduce(len(message.chunks))
+                    usable = engine[message.dst] = max(engine[message.dst], now) + took
                 heapq.heappush(events, (usable, 1, (0, 0), payload))
             elif kind == 1:
                 released = [follower for i in carried[payload] for follower in followers[i]]
@@ -250,12 +301,16 @@ def _event_loop(
 
 def as_transfers(messages: Iterable[Message]) -> list[Transfer]:
     """Forget the clock, keep the order of starts (ties keep their place)."""
-    return [Transfer(m.link, m.chunks, m.op) for m in sorted(messages, key=lambda m: (m.start_fs, m.end_fs))]
+    ordered = sorted(messages, key=lambda m: (m.start_fs, m.end_fs))
+    return [Transfer(m.link, m.chunks, m.op, None, m.sum, m.into) for m in ordered]
 
 
 def as_carried(messages: Sequence[Message], usable_fs: Sequence[int]) -> list[Transfer]:
     """As `as_transfers`, but where partial sums cross each message waits for what it carried alone, and not for what
     reached its source later. usable_fs: per message when its data could be used at its destination."""
+    listed = as_transfers(messages)
+    if not all(transfer.plain for transfer in listed):
+        return listed  # sums beside one another do not meet, each is waited for by its name
     order = sorted(range(len(messages)), key=lambda i: (messages[i].start_fs, messages[i].end_fs))
     into: dict[tuple[int, int], list[int]] = {}  # (rank, chunk) -> places in the order
     for place, i in enumerate(order):

@@ -171,6 +171,14 @@ class Search:
             self.report(f"{candidate.engine}, {p.collective.partition} per block", candidate.time_fs)
         return candidate
 
+    def one_sum(self, partition: int) -> Candidate | None:
+        """The best of a chunking that the models can start from: no rank holds several sums of a chunk."""
+        best = self.best_of.get(partition)
+        if best is None or not best.crosses:
+            return best
+        others = [c for (k, _), c in self.of_engine.items() if k == partition and not c.crosses]
+        return min(others, key=lambda c: (c.time_fs, c.engine), default=None)
+
     def quotient(self, name: str, p: Problem, root: int, pairs: Pairs) -> None:
         """Schedules of representatives under the machine's symmetry, expanded; `name` is one of COLLECTIVES."""
         if self.should_stop():
@@ -280,7 +288,7 @@ class Search:
 
     def pipeline(self, candidate: Candidate, engine: str) -> None:
         """Cut every chunk of a candidate finer and keep its routes, as long as that pays."""
-        if self.fixed_partition or any(t.after is not None for t in candidate.transfers):
+        if self.fixed_partition or any(not t.plain for t in candidate.transfers):
             return
         parts, last = 2, candidate.time_fs
         while len(candidate.transfers) * parts <= MOST_MESSAGES and not self.finished():
@@ -304,7 +312,7 @@ class Search:
         p = self.problem(partition)
         if _hops(p) > MOST_TREE_HOPS:
             return
-        known = self.best_of.get(partition)
+        known = self.one_sum(partition)
         hint = known.transfers if known else ()
         packed = pack_trees(p, self.strategies(deterministic_s, relax_only=True), hint, self.should_stop)
         if packed:
@@ -326,7 +334,7 @@ class Search:
         p = replace(p, symmetries=tuple(free_group(p)[1:]) if symmetric else ())
         if symmetric and not p.symmetries:
             return
-        known = self.best_of.get(partition)
+        known = self.one_sum(partition)
         if known is None or _hops(p) > MOST_TREE_HOPS:
             return
         single = best_timing("cp-sat", self.topology, p.collective, p.costs, _one_chunk_each(known.transfers))
@@ -349,14 +357,14 @@ class Search:
     def messages(self, partition: int, deterministic_s: float) -> None:
         """M2: batched messages, for each layer on its own; an allreduce joins the two."""
         p = self.problem(partition)
-        known = self.best_of.get(partition)
+        known = self.one_sum(partition)
         if known is None:
             return
         joined: list[Transfer] = []
         for number, layer in enumerate(p.layers):
             single = _alone(p, number)
             ops = "reduce" if layer.kind == "collect" else "copy"
-            own = [t for t in known.transfers if t.op == ops and t.after is None]
+            own = [t for t in known.transfers if t.op == ops and t.plain]
             if not own:
                 # The best schedule is no set of trees (an exchange); greedy trees are the start then.
                 own = [t for t in greedy(p, Taste(1.0, True, 0)) or () if t.op == ops]

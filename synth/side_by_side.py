@@ -146,7 +146,7 @@ def _quicker(one: Own, other: Own) -> Own:
 
 
 def _listed(candidate: Candidate) -> list[Transfer]:
-    if any(t.after is not None for t in candidate.transfers):
+    if any(not t.plain for t in candidate.transfers):
         return list(candidate.transfers)  # an exchange: what each half waits for is part of it
     return as_transfers(candidate.messages)
 

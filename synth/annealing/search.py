@@ -17,7 +17,7 @@ from taccl.synth.annealing.moves import Plan, join, reroute, shift, split, surro
 from taccl.synth.annealing.sequence import Hops, Machine, decode
 from taccl.synth.annealing.trees import needs_of, trees_of
 from taccl.synth.problem import Problem, Symmetry
-from taccl.synth.schedule import Transfer
+from taccl.synth.schedule import Transfer, as_transfers
 
 # The first temperature of each cycle, as a share of the time: some landscapes need much of it, some hardly any.
 HEATS = (0.03, 0.003)
@@ -43,7 +43,7 @@ def anneal(
         ("reduce" if layer.kind == "collect" else "copy"): n for n, layer in enumerate(problem.layers)
     }
     ordered = sorted(messages, key=lambda m: (m.start_fs, m.end_fs))
-    trees = trees_of(problem, [Transfer(m.link, m.chunks, m.op) for m in ordered])
+    trees = trees_of(problem, as_transfers(ordered))
     if trees is None:
         return None
     hops = Hops()

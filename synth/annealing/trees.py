@@ -21,7 +21,7 @@ def trees_of(problem: Problem, transfers: Sequence[Transfer]) -> Trees | None:
     trees: Trees = [[{} for _ in layer.roots] for layer in problem.layers]
     for transfer in transfers:
         number = number_of.get(transfer.op)
-        if number is None or transfer.after is not None:
+        if number is None or not transfer.plain:
             return None
         owner = far(problem, number, transfer.link)
         for chunk in transfer.chunks:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from taccl.profiles.topology import Topology
 from taccl.synth.algorithm import Algorithm
 from taccl.synth.cost import Costs, costs
+from taccl.synth.schedule import completions
 from taccl.synth.simulate import Simulation
 
 
@@ -35,12 +36,12 @@ def of_algorithm(algorithm: Algorithm, topology: Topology) -> tuple[Span, ...]:
         for m in algorithm.messages
     ]
     engine: dict[int, int] = {}
-    for m in sorted(algorithm.messages, key=lambda m: (m.end_fs, m.start_fs, m.link)):
-        duration = price.reduce(len(m.chunks)) if m.op == "reduce" else 0
-        if duration:
-            begin = max(engine.get(m.dst, 0), m.end_fs)
-            engine[m.dst] = begin + duration
-            spans.append(Span("reduce", m.dst, -1, -1, begin, begin + duration, len(m.chunks), m.chunks))
+    done = completions(price, algorithm.messages)
+    for m, end in sorted(zip(algorithm.messages, done, strict=True), key=lambda p: (p[0].end_fs, p[1])):
+        begin = max(engine.get(m.dst, 0), m.end_fs)
+        if m.op == "reduce" and end > begin:
+            engine[m.dst] = end
+            spans.append(Span("reduce", m.dst, -1, -1, begin, end, len(m.chunks), m.chunks))
     return tuple(sorted(spans, key=lambda s: (s.start_fs, s.link, s.src, s.chunks)))
 
 
