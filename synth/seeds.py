@@ -10,7 +10,7 @@ from taccl.synth.engines import BASELINES, Inapplicable
 from taccl.synth.engines.circulant import cuts
 from taccl.synth.engines.exchange import exchanging_allreduce
 from taccl.synth.engines.rooted import rooted_allreduce
-from taccl.synth.request import Request, builder, generators, pairs_of_request
+from taccl.synth.request import Request, alpha_dominates, builder, generators, pairs_of_request
 from taccl.synth.schedule import as_transfers
 from taccl.synth.search import MOST_MESSAGES, Search
 from taccl.synth.side_by_side import side_by_side
@@ -18,6 +18,8 @@ from taccl.synth.symmetric.search import COLLECTIVES
 
 # Baselines whose routes depend on the number of chunks, so that a finer cut is not a cut of the same routes.
 BY_ROUNDS = ("circulant",)
+# Baselines that are looked at only where a chunk costs more for being a message than for its bytes.
+FOR_SHORT = ("one-shot-trees",)
 # Of the seeds' share, for baselines; greedy trees and quotients come after them.
 BASELINES_SHARE = 0.5
 # Of an allreduce's limit, for the seeds of each of its halves on their own.
@@ -45,7 +47,7 @@ def _forest(search: Search, request: Request, ladder: list[int]) -> None:
 
 def _seeds(search: Search, request: Request, ladder: list[int], forest: bool = True) -> None:
     """Forests, baselines and greedy trees at every chunking; the best are cut finer as long as that pays."""
-    names = [request.engine] if request.engine in BASELINES else list(BASELINES)
+    names = [request.engine] if request.engine in BASELINES else _for_size(request, search)
     if request.engine in ("auto", "cp-sat"):
         if request.collective == "allreduce" and (search.best is None or not search.finished()):
             _joined(search, request, ladder)
@@ -74,6 +76,12 @@ def _seeds(search: Search, request: Request, ladder: list[int], forest: bool = T
     for candidate in ranked[:3]:
         if not search.finished():
             search.pipeline(candidate, candidate.engine)
+
+
+def _for_size(request: Request, search: Search) -> list[str]:
+    """The baselines worth a look: those that send whole vectors again and again only where these are short."""
+    short = alpha_dominates(request, search.build(1))
+    return [name for name in BASELINES if short or name not in FOR_SHORT]
 
 
 def _own_seeds(search: Search, request: Request, ladder: list[int], share: float) -> dict[int, Candidate]:

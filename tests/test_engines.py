@@ -44,20 +44,21 @@ def two_way_ring(ranks: int) -> Topology:
 
 def execute(topology: Topology, collective: Collective, transfers: list[Transfer]) -> None:
     """Run transfers in list order on counted contributions; assert the postcondition, each exactly once."""
-    state: dict[tuple[int, int], Counter[int]] = {}
+    initial: dict[tuple[int, int], Counter[int]] = {}
     for index, chunk in enumerate(collective.chunks):
         for rank, _ in chunk.sources:
             # Not combining: every source has the same value, named 0.
-            state[rank, index] = Counter([rank if collective.combining else 0])
-    initial = {key: Counter(value) for key, value in state.items()}
+            initial[rank, index] = Counter([rank if collective.combining else 0])
+    state: dict[tuple[int, int, int], Counter[int]] = {}  # (rank, chunk, sum), once something has entered
     payloads: list[dict[int, Counter[int]]] = []
 
-    def digest(into: dict[tuple[int, int], Counter[int]], dst: int, number: int) -> None:
+    def digest(into: dict[tuple[int, int, int], Counter[int]], dst: int, number: int) -> None:
         for c, value in payloads[number].items():
-            if transfers[number].op == "reduce":
-                into[dst, c] = into.get((dst, c), Counter()) + value
-            else:
-                into[dst, c] = value
+            for place in [(dst, c, entered) for entered in transfers[number].into]:
+                if transfers[number].op == "reduce":
+                    into[place] = into.get(place, initial.get((dst, c), Counter())) + value
+                else:
+                    into[place] = value
 
     for number, transfer in enumerate(transfers):
         link = topology.links[transfer.link]
@@ -65,16 +66,20 @@ def execute(topology: Topology, collective: Collective, transfers: list[Transfer
         assert list(transfer.chunks) == sorted(transfer.chunks)
         held = state
         if transfer.after is not None:
-            held = {key: Counter(value) for key, value in initial.items()}
+            held = {}
             for before in transfer.after:
                 assert before < number and topology.links[transfers[before].link].dst == link.src
                 digest(held, link.src, before)
-        payloads.append({c: Counter(held[link.src, c]) for c in transfer.chunks})
+        payloads.append({
+            c: held[key] if (key := (link.src, c, transfer.sum)) in held else initial[link.src, c]
+            for c in transfer.chunks
+        })  # fmt: skip
         digest(state, link.dst, number)
     for index, chunk in enumerate(collective.chunks):
         wanted = Counter({rank for rank, _ in chunk.sources}) if collective.combining else Counter([0])
         for rank, _ in chunk.destinations:
-            assert state[rank, index] == wanted, f"chunk {index} on rank {rank}"
+            found = state.get((rank, index, 0), initial.get((rank, index)))
+            assert found == wanted, f"chunk {index} on rank {rank}"
 
 
 def run(name: str, topology: Topology, collective: Collective) -> list[Transfer]:
@@ -121,7 +126,7 @@ def test_trees_and_one_shots_on_complete_graphs(ranks: int) -> None:
     for which in ("broadcast", "reduce", "allreduce"):
         for root in {0, ranks // 2}:
             run("double-binary-tree", complete(ranks), build(which, ranks, 3, root=root))
-    for name in ("one-shot-doubling", "one-shot-levels", "one-shot-pairs"):
+    for name in ("one-shot-doubling", "one-shot-levels", "one-shot-pairs", "one-shot-trees"):
         run(name, complete(ranks), build("allreduce", ranks, 1))
 
 

@@ -18,6 +18,7 @@ from taccl.synth.engines import (
     hierarchical,
     one_shot,
     one_shot_levels,
+    one_shot_trees,
     recursive_doubling,
     ring,
 )
@@ -39,4 +40,5 @@ BASELINES: dict[str, Callable[[Topology, Collective], list[Transfer]]] = {
     "one-shot-doubling": for_groups(one_shot.doubling),
     "one-shot-levels": for_groups(one_shot_levels.transfers),
     "one-shot-pairs": for_groups(one_shot.all_pairs),
+    "one-shot-trees": for_groups(one_shot_trees.transfers),
 }
