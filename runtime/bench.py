@@ -16,7 +16,9 @@ from typing import Any
 import numpy as np
 
 from taccl.errors import CheckFailed, EnvironmentProblem, UsageError
-from taccl.runtime import check, gpu
+from taccl.runtime import check, check_values, codecs, gpu
+from taccl.runtime.bench_checks import check_results, differs_uncoded, judge
+from taccl.runtime.bench_settings import RAW, Settings
 from taccl.runtime.bind import (
     Bound,
     Buffers,
@@ -27,6 +29,9 @@ from taccl.runtime.bind import (
     memory_chunks,
 )  # fmt: skip
 from taccl.runtime.calibration import Message, Span, spans
+from taccl.runtime.codec_thread import CodecThread
+from taccl.runtime.codecs import Codec
+from taccl.runtime.coded import Coding
 from taccl.runtime.dtypes import DType, inside_type
 from taccl.runtime.job import Job, Neighbours
 from taccl.runtime.layout import Layout, layout
@@ -39,29 +44,7 @@ from taccl.runtime.transports import MpiTransport, StagedTransport
 from taccl.synth.collective import ROOTED, Collective
 from taccl.synth.program import SENDS, Program
 
-MODES = ("out_of_place", "in_place")
 MEMORY_SHARE = 0.9  # of what is free; the rest is for Python and the MPI library
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """What to measure."""
-
-    sizes_bytes: tuple[int, ...]  # nccl-tests sizes
-    dtypes: tuple[DType, ...]
-    ops: tuple[str, ...]  # used by combining collectives only
-    modes: tuple[str, ...]  # of MODES, those that the program claims
-    iterations: int
-    warmup: int
-    checks: int  # runs whose result is compared; 0: no check
-    device: str  # "host" | "cuda"
-    transport: str  # "shm" | "mpi" | "mpi-cuda" | "staged-mpi"
-    buffers: str  # "private" | "shared": whether the collective's buffers lie in shared memory
-    pace: bool  # between nodes, of messages in host memory
-    accumulate: str  # "type" | "float32": in which 16-bit floats are reduced on their way
-    reference: bool
-    calibrate: bool = False  # note when the messages of the last run started and arrived
-    deadline_s: float | None = None  # without progress; None: `patience_s` of the size
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +76,10 @@ class Measurement:
     max_error: float
     reference: Timing | None  # of MPI's own collective, or of the program that this one is run against
     spans: Mapping[Message, Span] | None = None  # of the last run's messages, when asked for
+    coded_bytes: tuple[int, int] = (
+        0,
+        0,
+    )  # of all ranks in the last run: of the values that were coded, of their frames
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,50 +91,79 @@ class Row:
     dtype: DType
     op: str | None
     root: int  # -1: none
-    wire_bytes: int  # sent over all links in one run
+    wire_bytes: int  # sent over all links in one run, where nothing is coded
     modes: Mapping[str, Measurement]
+    codec: str = RAW
 
 
 def measure(
-    job: Job, loaded: Loaded, settings: Settings, neighbours: Neighbours, against: Loaded | None = None
+    job: Job,
+    loaded: Loaded,
+    settings: Settings,
+    neighbours: Neighbours,
+    against: Loaded | None = None,
+    data: Mapping[str, Any] | None = None,
 ) -> Iterator[Row]:
-    """The rows, in order of type, reduction and size; collective over the ranks of the job.
+    """The rows, in order of type, reduction, size and codec; collective over the ranks of the job.
 
-    against: a program that takes turns with this one in place of MPI's own collective.
-    Raises EnvironmentProblem when memory is too small, before allocating it; CheckFailed when `against` is wrong.
+    against: a program that takes turns with this one in place of MPI's own collective; it is never coded. data: by type
+    the values to run on; None: test data.
+    Raises EnvironmentProblem when memory is too small, before allocating it; CheckFailed when `against` is wrong;
+    UsageError when a codec would be used at every hop of a sum unasked.
     """
 
-    def compiled(one: Loaded) -> dict[str, Compiled]:
+    def compiled(one: Loaded, coding: Coding | None = None) -> dict[str, Compiled]:
         modes = [mode for mode in settings.modes if mode in one.modes]
         nodes = neighbours.nodes if settings.pace and settings.device == "host" else None
         return {
             mode: compile_program(
-                one.program, one.collective, mode == "in_place", [job.rank], one.order, nodes
+                one.program, one.collective, mode == "in_place", [job.rank], one.order, nodes, coding
             )
             for mode in modes
         }
 
     collective = loaded.collective
-    mine, others = job.together(
+    chosen = {name: None if name == RAW else codecs.get(name) for name in settings.codecs}
+    codings = {None if codec is None else _coding(codec, settings, neighbours) for codec in chosen.values()}
+    plain, mine, others = job.together(
         "the compilation of the program",
-        lambda: (compiled(loaded), {} if against is None else compiled(against)),
+        lambda: (
+            compiled(loaded),
+            {coding: compiled(loaded, coding) for coding in codings if coding is not None},
+            {} if against is None else compiled(against),
+        ),
     )
+    coder = CodecThread() if mine else None
     for dtype in settings.dtypes:
         for op in settings.ops if collective.combining else (None,):
             inside = inside_type(dtype, op, settings.accumulate)
             for shape in layouts(collective, dtype, settings.sizes_bytes):
-                found = {
-                    mode: _measure_mode(
-                        job, mine[mode], shape, dtype, op, settings, neighbours,
-                        _other(collective, shape, others.get(mode)), against is None,
-                    )
-                    for mode in settings.modes
-                }  # fmt: skip
-                rooted = collective.name in ROOTED
-                yield Row(
-                    shape.elements * dtype.bytes, shape.block_elements, dtype, op,
-                    collective.root if rooted else -1, wire_bytes(loaded.program, shape, inside), found,
-                )  # fmt: skip
+                source = None
+                if data is not None:
+                    source = check_values.real_values(data[dtype.name], job.ranks)
+                for name, codec in chosen.items():
+                    how = None if codec is None else _coding(codec, settings, neighbours)
+                    found = {
+                        mode: _measure_mode(
+                            job, plain[mode] if how is None else mine[how][mode], shape, dtype, op, settings,
+                            neighbours, _other(collective, shape, others.get(mode)), against is None,
+                            codec, coder, source, plain[mode],
+                        )
+                        for mode in settings.modes
+                    }  # fmt: skip
+                    rooted = collective.name in ROOTED
+                    yield Row(
+                        shape.elements * dtype.bytes, shape.block_elements, dtype, op,
+                        collective.root if rooted else -1, wire_bytes(loaded.program, shape, inside), found,
+                        name,
+                    )  # fmt: skip
+    if coder is not None:
+        coder.close()
+
+
+def _coding(codec: Codec, settings: Settings, neighbours: Neighbours) -> Coding:
+    nodes = neighbours.nodes if settings.codec_links == "nodes" else None
+    return Coding(nodes, codec.lossless, settings.codec_at == "hop", settings.recode)
 
 
 def _other(
@@ -192,14 +208,20 @@ def _measure_mode(
     neighbours: Neighbours,
     other: tuple[Compiled, Layout] | None,
     beside_mpi: bool,
+    codec: Codec | None,
+    coder: CodecThread | None,
+    source: check_values.Source | None,
+    plain: Compiled,
 ) -> Measurement:
     collective, inplace = compiled.collective, compiled.inplace
     if settings.deadline_s is None:
         job.watchdog.deadline_s = patience_s(shape.elements * dtype.bytes)
     inside = inside_type(dtype, op, settings.accumulate)
-    needed = internal_bytes(compiled, job.rank, shape, dtype, inside)
+    needed = internal_bytes(compiled, job.rank, shape, dtype, inside, codec)
     if other is not None:
         needed += internal_bytes(other[0], job.rank, other[1], dtype, inside)
+    if codec is not None and op is not None:  # the run without codec, which lossless sums are compared with
+        needed += internal_bytes(plain, job.rank, shape, dtype, inside)
     job.together("the check of memory", lambda: _check_memory(job, compiled, shape, dtype, settings, needed))
     empty = job.memory.empty if settings.buffers == "shared" else np.empty
     guarded = check.allocate(collective, shape, job.rank, dtype, inplace, empty)
@@ -215,7 +237,21 @@ def _measure_mode(
         xp = cuda.xp if cuda else np
         bound = job.together(
             "the binding of the program",
-            lambda: Bound(one, job.rank, on, buffers, dtype, op, transport, xp, own, inside, noted),
+            lambda: Bound(
+                one,
+                job.rank,
+                on,
+                buffers,
+                dtype,
+                op,
+                transport,
+                xp,
+                own,
+                inside,
+                noted,
+                codec if one is compiled else None,
+                coder,
+            ),
         )
         job.connect(bound)
         return bound
@@ -224,24 +260,29 @@ def _measure_mode(
     with np.errstate(all="ignore"):
         bounds = [bind(compiled, shape)] if other is None else [bind(compiled, shape), bind(*other)]
         reference = Reference(job.MPI, job.control, collective, shape, host, dtype, op, inplace)
-        compare = functools.partial(check.inspect, guarded, collective, shape, job.rank, dtype, op, inplace)
+        judged = judge(job, guarded, compiled, shape, dtype, inside, op, settings, codec, source)
         if other is not None:
-            bad, beyond, _ = _check_results(job, bounds[1], host, cuda, dtype, op, compare, settings.checks)
+            bad, beyond, _ = check_results(
+                job, bounds[1], host, cuda, judged.fill, judged.uncoded, settings.checks
+            )
             if bad or beyond:
                 job.fail_alike(CheckFailed(f"--against: {other[0].program.name} gives wrong data"))
-        wrong, outside, error = _check_results(
-            job, bounds[0], host, cuda, dtype, op, compare, settings.checks
+        wrong, outside, error = check_results(
+            job, bounds[0], host, cuda, judged.fill, judged.compare, settings.checks
         )
+        if wrong is not None and op is not None and codec is not None and codec.lossless:
+            wrong += differs_uncoded(job, bounds[0], bind(plain, shape), host, judged.fill)
         call = reference.call if settings.reference and cuda is None and beside_mpi else None
         if other is not None and settings.reference:
             call = functools.partial(job.run, bounds[1])
         mine, its = _time(job, bounds[0], call, settings)
+        sent = job.reduce(np.array(bounds[0].executor.coded_bytes(), np.int64), "sum")
         seen = spans(job, compiled.plans[job.rank], marks) if settings.calibrate else None
         reference.close()
         for bound in bounds:
             bound.close()
             bound.transport.close()
-    return Measurement(mine, wrong, outside, error, its, seen)
+    return Measurement(mine, wrong, outside, error, its, seen, (int(sent[0]), int(sent[1])))
 
 
 def _transport(
@@ -269,37 +310,6 @@ def _device_buffers(cuda: Any, compiled: Compiled, shape: Layout, dtype: DType, 
     memory = cuda.xp.empty(shape.start(memory_chunks(collective, rank)), dtype.numpy)
     first = shape.start(pair[0]), shape.start(pair[1])
     return Buffers(memory[first[0] : first[0] + lengths[0]], memory[first[1] : first[1] + lengths[1]])
-
-
-def _check_results(
-    job: Job,
-    bound: Bound,
-    host: Buffers,
-    cuda: Any,
-    dtype: DType,
-    op: str | None,
-    compare: Callable[[], check.Finding],
-    checks: int,
-) -> tuple[int | None, int, float]:
-    """(wrong elements, bytes written outside, largest error) over all ranks and checks."""
-    sums, largest = np.zeros(2, np.int64), np.zeros(1)
-    for _ in range(max(checks, 1)):  # without checks too, because timed runs want defined data
-        check.fill(host, dtype, op, job.rank, job.ranks)
-        if cuda is not None:
-            cuda.upload(bound.user.output, host.output)
-            cuda.upload(bound.user.input, host.input)
-        if not checks:
-            return None, 0, 0.0
-        job.barrier()
-        job.run(bound)
-        if cuda is not None:
-            cuda.download(host.input, bound.user.input)
-            cuda.download(host.output, bound.user.output)
-        finding = compare()
-        sums += (finding.wrong, finding.outside)
-        largest[0] = max(largest[0], finding.max_error)
-    total = job.reduce(sums, "sum")
-    return int(total[0]), int(total[1]), float(job.reduce(largest, "max")[0])
 
 
 def _time(

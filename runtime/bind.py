@@ -5,15 +5,20 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from taccl.runtime.codec_thread import Coder
+from taccl.runtime.codecs import Codec
+from taccl.runtime.coded import Coding, coded
 from taccl.runtime.compile import Plan, compile_ranks
 from taccl.runtime.dtypes import DType, combiner, divide
 from taccl.runtime.executor import Executor
+from taccl.runtime.frames import FrameMemory, frame_sizes
 from taccl.runtime.layout import Layout
 from taccl.runtime.trace import Trace, trace
 from taccl.runtime.transport import Transport
@@ -39,12 +44,19 @@ def compile_program(
     wanted: Sequence[int],
     order: Trace | None = None,
     nodes: Sequence[int] | None = None,
+    coding: Coding | None = None,
 ) -> Compiled:
     """Compile for the wanted ranks. In place, input and output are views of one memory where the collective
-    says so. nodes: of each rank its node, where messages between nodes are paced."""
+    says so. nodes: of each rank its node, where messages between nodes are paced. coding: which messages are
+    frames; then raises UsageError as `coded` does."""
     order = trace(program) if order is None else order
     views = {r: pair for r, pair in enumerate(collective.inplace) if pair is not None} if inplace else {}
-    plans = compile_ranks(program, order, views, wanted, nodes)
+    rewrite = (
+        None
+        if coding is None
+        else functools.partial(coded, coding=coding, collective=collective, inplace=views)
+    )
+    plans = compile_ranks(program, order, views, wanted, nodes, rewrite)
     messages = [[0] * program.ranks for _ in range(program.ranks)]
     for (rank, tb, _), tag in order.send_tag.items():
         peer = program.gpus[rank].threadblocks[tb].send
@@ -75,15 +87,23 @@ def memory_chunks(collective: Collective, rank: int) -> int:
 
 
 def internal_bytes(
-    compiled: Compiled, rank: int, layout: Layout, dtype: DType, inside: DType | None = None
+    compiled: Compiled,
+    rank: int,
+    layout: Layout,
+    dtype: DType,
+    inside: DType | None = None,
+    codec: Codec | None = None,
 ) -> int:
-    """Bytes that `Bound` allocates beside the user's buffers: scratch, staging, padded or wider copies."""
+    """Bytes that `Bound` allocates beside the user's buffers: scratch, staging, frames, padded or wider copies."""
     inside = inside or dtype
     gpu = compiled.program.gpus[rank]
     chunks = gpu.scratch_chunks + compiled.plans[rank].staging_chunks
     if layout.padded or inside != dtype:
         chunks += compiled.collective.input_chunks[rank] + compiled.collective.output_chunks[rank]
-    return chunks * layout.chunk_elements * inside.bytes
+    frames = 0
+    if codec is not None:
+        frames = compiled.plans[rank].slots * frame_sizes(codec, inside, layout.chunk_elements).stride
+    return chunks * layout.chunk_elements * inside.bytes + frames
 
 
 class Bound:
@@ -92,7 +112,7 @@ class Bound:
     buffers: arrays of `dtype`, of the lengths that `buffer_elements` says. op: one of dtypes.OPS, None for
     collectives that only move data. `transport` stays the caller's to close. empty: gives memory that is needed
     inside, of (elements, numpy type); None: the array module's own. inside: the type in which the program moves and
-    reduces, when it is another than that of the buffers. marks: as in `Executor`.
+    reduces, when it is another than that of the buffers. marks: as in `Executor`. codec, coder: of a coded plan.
 
     After the constructor all ranks exchange their transports' offers, and then `connect` makes it ready to run.
     """
@@ -110,6 +130,8 @@ class Bound:
         empty: Callable[[int, Any], Any] | None = None,
         inside: DType | None = None,
         marks: list[tuple[int, float]] | None = None,
+        codec: Codec | None = None,
+        coder: Coder | None = None,
     ) -> None:
         empty = xp.empty if empty is None else empty
         inside = inside or dtype
@@ -143,7 +165,11 @@ class Bound:
             "t": empty(plan.staging_chunks * chunk, inside.numpy),
         }
         combine = combiner(op or "sum", xp)
-        self.executor = Executor(plan, memory, chunk, combine, transport, xp, marks)
+        frames = None
+        if codec is not None:
+            sizes = frame_sizes(codec, inside, chunk)
+            frames = FrameMemory(sizes, empty(plan.slots * sizes.stride, np.uint8))
+        self.executor = Executor(plan, memory, chunk, combine, transport, xp, marks, frames, coder)
 
     @staticmethod
     def _padded(

@@ -160,8 +160,12 @@ def inspect(
         wrong, largest = wrong + count, max(largest, gap)
     if not inplace or collective.inplace[rank] is None:
         wrong += _differences(guarded.buffers.input, rolled(rank, 0))[0]
-    outside = sum(
+    return Finding(wrong, written_outside(guarded), largest)
+
+
+def written_outside(guarded: Guarded) -> int:
+    """Guard bytes that have changed."""
+    return sum(
         int(np.count_nonzero(raw[:GUARD_BYTES] != GUARD) + np.count_nonzero(raw[-GUARD_BYTES:] != GUARD))
         for raw in guarded.raw
     )
-    return Finding(wrong, outside, largest)

@@ -22,13 +22,15 @@ read it reads the sender's memory. The send is then done only after that operati
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from taccl.runtime.trace import Trace
 from taccl.synth.program import FIFO_DEPTH, Program, Step
 
-Range = tuple[str, int, int]  # buffer "i" | "o" | "s" | "t" (staging), first chunk, chunks
+# Buffer "i" | "o" | "s" | "t" (staging), first chunk, chunks; or "f" (frames), first slot, slots.
+Range = tuple[str, int, int]
+Cell = tuple[str, int]
 
 # Above this many steps the symbolic trial of all ranks costs more than the extra staging it may save.
 TRIAL_STEPS = 200_000
@@ -37,10 +39,23 @@ REDUCTION_OPERATIONS = 20_000
 
 
 @dataclass(frozen=True, slots=True)
-class Operation:
-    """One node of the graph. For reduce: dst = local (op) received."""
+class Frame:
+    """A coded chunk in an area of frames: which one there, and whose data it holds."""
 
-    kind: str  # "send" | "recv" | "copy" | "reduce"
+    area: int  # first slot of the area
+    index: int
+    rank: int  # that coded it
+    chunk: int  # in the buffer from which it was coded
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One node of the graph. For reduce and accumulate: dst = local (op) received."""
+
+    # "send" | "recv" | "copy" | "reduce"; in coded plans (runtime/coded.py) also
+    # "encode" (src to the frames of the area dst), "decode" (frames to dst), "accumulate" (reduce, received as frames)
+    # and "pack" (frames of any areas to the area dst).
+    kind: str
     dst: Range | None  # None for send
     src: Range | None  # None for recv; the local operand of reduce
     received: Range | None  # the other operand of reduce
@@ -50,6 +65,9 @@ class Operation:
     threadblock: int
     step: int
     predecessors: tuple[int, ...]  # indices of earlier operations
+    order: tuple[int, ...] = ()  # those of them that it waits for whatever data they bring
+    frames: tuple[Frame, ...] = ()  # one for each chunk
+    carries: Range | None = None  # of a message of frames: the chunks that it would move uncoded
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +79,8 @@ class Plan:
     staging_chunks: int
     # Whether a staged message may be left with its sender until the next operation, which uses it, has read it.
     direct: bool = False
+    slots: int = 0  # of frames
+    codings: int = 0  # how often a value was coded, at most, before it ends in this rank's buffers
 
 
 def compile_ranks(
@@ -69,11 +89,13 @@ def compile_ranks(
     inplace: Mapping[int, tuple[int, int]],
     wanted: Sequence[int],
     nodes: Sequence[int] | None = None,
+    rewrite: Callable[[list[Plan]], list[Plan]] | None = None,
 ) -> list[Plan]:
     """The plans of the wanted ranks.
 
     inplace: for each rank whose input and output are views of one memory, their first chunks in it. nodes: of each
-    rank its node; sends from one to another keep the program's order. None: no send does.
+    rank its node; sends from one to another keep the program's order. None: no send does. rewrite: what is done to the
+    plans of all ranks together before they are tried.
     """
     if nodes is not None and len(set(nodes)) == 1:
         nodes = None
@@ -87,10 +109,56 @@ def compile_ranks(
     if len(order.order) <= TRIAL_STEPS:
         for kept in (None,) if nodes is None else (nodes, None):
             plans = [plan(rank, True, kept) for rank in range(program.ranks)]
+            if rewrite is not None:
+                plans = rewrite(plans)
             for direct in (True, False):
                 if finishes(plans, direct):
                     return [replace(plans[rank], direct=direct) for rank in wanted]
-    return [plan(rank, False, None) for rank in wanted]
+    if rewrite is None:
+        return [plan(rank, False, None) for rank in wanted]
+    plans = rewrite([plan(rank, False, None) for rank in range(program.ranks)])
+    return [plans[rank] for rank in wanted]
+
+
+class Hazards:
+    """Which operations must come before one, for the memory that it reads and writes."""
+
+    def __init__(self, inplace: tuple[int, int] | None) -> None:
+        # In place, chunks of "i" and "o" are cells of one memory, so that hazards between the two are seen.
+        self.base = {letter: (letter, 0) for letter in "iostf"}
+        if inplace is not None:
+            self.base |= {"i": ("io", inplace[0]), "o": ("io", inplace[1])}
+        self.writer: dict[Cell, int] = {}
+        self.readers: defaultdict[Cell, list[int]] = defaultdict(list)
+
+    def cells(self, extent: Range | None) -> list[Cell]:
+        """Of a range, one for each chunk."""
+        if extent is None:
+            return []
+        buffer, first = self.base[extent[0]]
+        return [(buffer, first + extent[1] + i) for i in range(extent[2])]
+
+    def before(self, dst: Range | None, *reads: Range | None) -> set[int]:
+        """The operations that wrote what is read or overwritten, and that still read what is overwritten."""
+        found: set[int] = set()
+        for extent in reads:
+            for cell in self.cells(extent):
+                if cell in self.writer:
+                    found.add(self.writer[cell])
+        for cell in self.cells(dst):
+            if cell in self.writer:
+                found.add(self.writer[cell])
+            found.update(self.readers.get(cell, ()))
+        return found
+
+    def record(self, index: int, dst: Range | None, *reads: Range | None) -> None:
+        """The operation comes next."""
+        for extent in reads:
+            for cell in self.cells(extent):
+                self.readers[cell].append(index)
+        for cell in self.cells(dst):
+            self.writer[cell] = index
+            self.readers.pop(cell, None)
 
 
 class _Compiler:
@@ -106,14 +174,9 @@ class _Compiler:
         nodes: Sequence[int] | None,
     ) -> None:
         self.program, self.order, self.rank, self.patient = program, order, rank, patient
-        # In place, chunks of "i" and "o" are cells of one memory, so that hazards between the two are seen.
-        self.base = {"i": ("i", 0), "o": ("o", 0), "s": ("s", 0), "t": ("t", 0)}
-        if inplace is not None:
-            self.base |= {"i": ("io", inplace[0]), "o": ("io", inplace[1])}
+        self.hazards = Hazards(inplace)
         self.depth = FIFO_DEPTH.get(program.protocol, 2)
         self.operations: list[Operation] = []
-        self.writer: dict[tuple[str, int], int] = {}
-        self.readers: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
         self.staging = 0
         self.slots: dict[int, list[Range]] = {}  # threadblock index -> staging slots of its connection
         self.uses: defaultdict[int, int] = defaultdict(int)
@@ -147,17 +210,20 @@ class _Compiler:
                 peer, tag = tb.send, self.order.send_tag[place]
             elif kind == "recv":
                 peer, tag = tb.recv, self.order.recv_tag[place]
-            before = self._predecessors(dst, src, received)
+            before = self.hazards.before(dst, src, received)
             index = len(self.operations)
+            order: set[int] = set()
             if kind == "send" and self.nodes is not None and self.nodes[peer] != self.nodes[self.rank]:
-                before |= self.awaited[tb_index]
+                order = self.awaited[tb_index]
+                before |= order
                 self.awaited[tb_index] = {index}
             self.operations.append(
                 Operation(
-                    kind, dst, src, received, peer, tb.channel, tag, tb.id, number, tuple(sorted(before))
+                    kind, dst, src, received, peer, tb.channel, tag, tb.id, number, tuple(sorted(before)),
+                    tuple(sorted(order)),
                 )
-            )
-            self._record(index, dst, src, received)
+            )  # fmt: skip
+            self.hazards.record(index, dst, src, received)
 
         if step.kind == "s":
             add("send", None, src)
@@ -184,34 +250,8 @@ class _Compiler:
         made = len(self.operations) - 1
         self.through[tb_index, number] = {made} if made >= first else set(self.awaited[tb_index])
 
-    def _cells(self, extent: Range | None) -> list[tuple[str, int]]:
-        if extent is None:
-            return []
-        buffer, first = self.base[extent[0]]
-        return [(buffer, first + extent[1] + i) for i in range(extent[2])]
-
-    def _predecessors(self, dst: Range | None, *reads: Range | None) -> set[int]:
-        found: set[int] = set()
-        for extent in reads:
-            for cell in self._cells(extent):
-                if cell in self.writer:
-                    found.add(self.writer[cell])
-        for cell in self._cells(dst):
-            if cell in self.writer:
-                found.add(self.writer[cell])
-            found.update(self.readers.get(cell, ()))
-        return found
-
-    def _record(self, index: int, dst: Range | None, *reads: Range | None) -> None:
-        for extent in reads:
-            for cell in self._cells(extent):
-                self.readers[cell].append(index)
-        for cell in self._cells(dst):
-            self.writer[cell] = index
-            self.readers.pop(cell, None)
-
     def _direct(self, dst: Range) -> bool:
-        return self.patient or not self._predecessors(dst)
+        return self.patient or not self.hazards.before(dst)
 
     def _slot(self, tb_index: int, step: Step) -> Range:
         """Staging memory for a message; a connection's slots are used in turn."""
@@ -261,7 +301,7 @@ def finishes(plans: Sequence[Plan], direct: bool = False) -> bool:
     while work:
         rank, number = work.popleft()
         op = plans[rank].operations[number]
-        if op.kind in ("copy", "reduce"):
+        if op.kind not in ("send", "recv"):
             complete(rank, number)
             if (rank, number) in users:
                 complete(*users[rank, number])

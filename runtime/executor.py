@@ -26,8 +26,10 @@ from typing import Any
 
 import numpy as np
 
+from taccl.runtime.codec_thread import CodecThread, Coder, Inline
 from taccl.runtime.compile import Operation, Plan, Range, essential, followers, staged
-from taccl.runtime.transport import Message, Port, Transport
+from taccl.runtime.frames import FrameMemory
+from taccl.runtime.transport import Message, Port, Transport, used_bytes
 
 PATIENCE = 16  # polls without success before all outstanding messages are polled
 
@@ -44,7 +46,8 @@ class Executor:
 
     Made in two steps, because a receive may have to know where its sender's data lie: the constructor registers the
     sends, `connect` the receives. `combine` reduces two arrays into a third, `out`. `marks` gets what the last run did
-    when: the operation and the time (perf_counter) of each send's start and of each receive's arrival.
+    when: the operation and the time (perf_counter) of each send's start and of each receive's arrival. frames, coder:
+    of a coded plan, its frame memory and what works on it.
     """
 
     def __init__(
@@ -56,8 +59,12 @@ class Executor:
         transport: Transport,
         xp: Any = np,
         marks: list[tuple[int, float]] | None = None,
+        frames: FrameMemory | None = None,
+        coder: Coder | None = None,
     ) -> None:
         self.plan = plan
+        self._frames, self._coder = frames, coder
+        self._sized = frames is not None and frames.sizes.sized
         self.transport = transport
         self.left = 0  # operations; falls while there is progress
         self._memory, self._chunk, self._combine, self._xp = memory, chunk_elements, combine, xp
@@ -68,11 +75,16 @@ class Executor:
         self._late: list[tuple[Port, list[int]]] = []
         for number, op in enumerate(plan.operations):
             if op.kind == "send":
-                self._messages[number] = transport.send(self._view(op.src), op.peer, op.tag)
+                self._messages[number] = transport.send(
+                    self._view(op.src), op.peer, op.tag, self._sized and bool(op.frames)
+                )
 
     def _view(self, extent: Range | None) -> Any:
         assert extent is not None
         buffer, first, count = extent
+        if buffer == "f":
+            assert self._frames is not None
+            return self._frames.view(extent)
         return self._memory[buffer][first * self._chunk : (first + count) * self._chunk]
 
     def connect(self) -> None:
@@ -80,8 +92,12 @@ class Executor:
         operations = self.plan.operations
         for number, op in enumerate(operations):
             if op.kind == "recv":
-                self._messages[number] = self.transport.recv(self._view(op.dst), op.peer, op.tag)
+                self._messages[number] = self.transport.recv(
+                    self._view(op.dst), op.peer, op.tag, self._sized and bool(op.frames)
+                )
         in_order = self.transport.buffered and self._marks is None
+        if self._frames is not None:
+            self._bind_codec(in_order)
         self._steps = self._write_steps() if in_order else []
         if self._steps:
             self._run = self._in_order()
@@ -95,6 +111,18 @@ class Executor:
         self._ready: list[int] = []
         self._waited = 0  # operations left, of those that are not late sends
         self._vain = 0  # polls without success, one after another
+
+    def _bind_codec(self, in_order: bool) -> None:
+        """Make pieces of work of the operations on frames. in_order: they are done where they stand."""
+        assert self._frames is not None and self._coder is not None
+        operations = self.plan.operations
+        coder = Inline() if in_order else self._coder
+        self._coder = coder
+        awaited = {before for op in operations for before in op.predecessors}
+        for number, op in enumerate(operations):
+            if op.kind in ("encode", "decode", "accumulate", "pack"):
+                work = self._frames.work(op, self._view, self._chunk, self._combine)
+                self._messages[number] = coder.message(work, number in awaited)
 
     def _write_scripts(self, needed: Sequence[Sequence[int]], found: Sequence[Sequence[int]]) -> None:
         """The script of the beginning of operation n is at n, that of the arrival of message n at ~n."""
@@ -221,7 +249,8 @@ class Executor:
                 self._is_late[number] = True
                 continue
             _, heads, lines = groups.setdefault(id(port), (port, [], []))
-            line = (id(port), op.kind, op.peer, op.channel)
+            # Work on frames is finished in any order, and asking costs the same for all of it.
+            line = (id(port), op.kind, op.peer, op.channel if op.peer >= 0 else number)
             if line not in slots:
                 slots[line] = len(heads)
                 heads.append(port.idle)
@@ -241,7 +270,7 @@ class Executor:
 
     def _action(self, number: int, op: Operation) -> Action | None:
         """What starts an operation; a local one is finished by it."""
-        if op.kind in ("send", "recv"):
+        if number in self._messages:
             return self._messages[number].start
         received = op.src if op.kind == "copy" else op.received
         lender = self._messages[number - 1] if self._lends(number - 1) else None
@@ -266,6 +295,14 @@ class Executor:
         message = self._messages[number]
         if op.kind != "recv" or message.view is None or self._lends(number):
             return message.take
+        if op.frames and self._sized:
+            target, view = self._view(op.dst), message.view
+
+            def copy() -> None:
+                used = used_bytes(view)
+                target[:used] = view[:used]
+
+            return _then(copy, message)
         return _then(self._copy(self._view(op.dst), message.view), message)
 
     def _copy(self, target: Any, source: Any) -> Action:
@@ -308,6 +345,7 @@ class Executor:
         ready, missing, scripts, groups = self._ready, self._missing, self._scripts, self._groups
         lines, heads_of, slot_of, tokens = self._line, self._heads, self._slot, self._tokens
         late = self._late_count
+        coder = self._coder if isinstance(self._coder, CodecThread) else None
         waited, vain, idle_polls = self._waited, self._vain, 0
         while self.left:
             while ready:
@@ -349,7 +387,9 @@ class Executor:
                     continue
             vain += 1
             idle_polls += 1
-            if idle_polls > spins and rest is not None:
+            if coder is not None and coder.busy:
+                coder.rest()
+            elif idle_polls > spins and rest is not None:
                 rest()
             if idle_polls >= polls:
                 break
@@ -427,6 +467,8 @@ class Executor:
             return f"it has {self.left} operations left and waits for no message"
         number = next((n for n in waiting if operations[n].kind == "recv"), waiting[0])
         op = operations[number]
+        if op.peer < 0:
+            return f"threadblock {op.threadblock}, step {op.step} waits for its codec to {op.kind} frames"
         what = "a message from" if op.kind == "recv" else "its message to be received by"
         more = f" ({len(waiting) - 1} other messages are waited for too)" if len(waiting) > 1 else ""
         return (
@@ -437,7 +479,7 @@ class Executor:
     def _chunks(self, number: int) -> str:
         """What a message carries, by the place where the program has it."""
         op = self.plan.operations[number]
-        place = op.src if op.kind == "send" else op.dst
+        place = op.carries or (op.src if op.kind == "send" else op.dst)
         if staged(op):  # the next operation uses it
             user = self.plan.operations[number + 1]
             place = user.src if user.dst == place else user.dst
@@ -445,6 +487,15 @@ class Executor:
         name = {"i": "input", "o": "output", "s": "scratch", "t": "staging"}[place[0]]
         last = f" to {place[1] + place[2] - 1}" if place[2] > 1 else ""
         return f"chunk{'s' * bool(last)} {place[1]}{last} of its {name}"
+
+    def coded_bytes(self) -> tuple[int, int]:
+        """Of the messages of frames that the last run sent: (bytes of the values in them, bytes on the wire)."""
+        values = wire = 0
+        for op in self.plan.operations:
+            if op.kind == "send" and op.frames and self._frames is not None and op.src is not None:
+                values += len(op.frames) * self._chunk * self._frames.sizes.value_bytes
+                wire += self._frames.used(op.src)
+        return values, wire
 
     def close(self) -> None:
         """Free the transport's messages."""

@@ -9,6 +9,9 @@ import numpy as np
 
 from taccl.errors import RunFailed, UsageError
 from taccl.runtime.bind import Bound, Buffers, Compiled, buffer_elements, compile_program, memory_chunks
+from taccl.runtime.codec_thread import Inline
+from taccl.runtime.codecs import Codec
+from taccl.runtime.coded import Coding
 from taccl.runtime.dtypes import DTYPES, OPS, inside_type
 from taccl.runtime.executor import PATIENCE
 from taccl.runtime.layout import Layout, layout
@@ -22,11 +25,13 @@ from taccl.synth.program import Program
 Array = np.ndarray[Any, Any]
 
 
-def compile_all(program: Program, inplace: bool, collective: Collective | None = None) -> Compiled:
+def compile_all(
+    program: Program, inplace: bool, collective: Collective | None = None, coding: Coding | None = None
+) -> Compiled:
     """Compile for every rank. collective: what the program computes; default: what its name says."""
     order = trace(program)
     known = collective_of(program, order) if collective is None else collective
-    return compile_program(program, known, inplace, range(program.ranks), order)
+    return compile_program(program, known, inplace, range(program.ranks), order, coding=coding)
 
 
 def run_bound(bound: Sequence[Bound]) -> None:
@@ -83,23 +88,26 @@ def run_in_process(
     inplace: bool = False,
     collective: Collective | None = None,
     accumulate: str = "type",
+    codec: Codec | None = None,
+    coding: Coding | None = None,
 ) -> list[Array]:
     """The ranks' outputs of a program on these inputs, one array a rank, all of one type of dtypes.DTYPES.
 
     op: for collectives that reduce (default sum). accumulate: "type", or "float32" to reduce 16-bit floats in it and
-    round once at the end. Raises UsageError for inputs of unequal kind, InvalidInput
-    for a program that cannot run, RunFailed for one that hangs.
+    round once at the end. codec, coding: with what messages are coded, and which ones; both or none. Raises UsageError
+    for inputs of unequal kind, InvalidInput for a program that cannot run, RunFailed for one that hangs.
     """
     dtype = next((d for d in DTYPES.values() if inputs and d.numpy == inputs[0].dtype), None)
     if dtype is None or len(inputs) != program.ranks or any(a.dtype != dtype.numpy for a in inputs):
         raise UsageError(f"a program of {program.ranks} ranks needs that many inputs, all of one known type")
     if op is not None and op not in OPS:
         raise UsageError(f"unknown reduction {op!r}; known: {', '.join(OPS)}")
-    compiled = compile_all(program, inplace, collective)
+    compiled = compile_all(program, inplace, collective, coding)
     known = compiled.collective
     op = (op or "sum") if known.combining else None
     shape = _layout(known, inputs)
     switch = LocalSwitch()
+    coder = None if codec is None else Inline()
     bound: list[Bound] = []
     outputs: list[Array] = []
     for rank in range(program.ranks):
@@ -116,7 +124,18 @@ def run_in_process(
         outputs.append(buffers.output)
         inside = inside_type(dtype, op, accumulate)
         bound.append(
-            Bound(compiled, rank, shape, buffers, dtype, op, LocalTransport(switch, rank), inside=inside)
+            Bound(
+                compiled,
+                rank,
+                shape,
+                buffers,
+                dtype,
+                op,
+                LocalTransport(switch, rank),
+                inside=inside,
+                codec=codec,
+                coder=coder,
+            )
         )
     connect_all(bound)
     if shape.block_elements:

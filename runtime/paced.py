@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from taccl.runtime.transport import Message, Plain
+from taccl.runtime.transport import Message, Plain, used_bytes
 from taccl.runtime.transports import MpiTransport
 
 SEGMENT_BYTES = 64 << 10
@@ -61,9 +61,9 @@ class PacedTransport(Plain):
     def _receipt(self) -> list[Any]:
         return [np.empty(0, np.uint8), 0, self._mpi.BYTE]
 
-    def send(self, array: Any, peer: int, tag: int) -> Message:
+    def send(self, array: Any, peer: int, tag: int, sized: bool = False) -> Message:
         if self._plain(array, peer):
-            return self._inner.send(array, peer, tag)
+            return self._inner.send(array, peer, tag, sized)
         buffers = self._segments(array, tag)
         segments = [self._inner.comm.Send_init(buffer, peer, tag) for buffer in buffers]
         receipts = [
@@ -71,15 +71,16 @@ class PacedTransport(Plain):
         ]
         lengths = [buffer[1] for buffer in buffers]
         to = self._peers.setdefault(peer, _Peer())
-        message = _Outgoing(self, to, segments, lengths, receipts)
+        shorter = _Shorter(self._inner, array, peer, tag) if sized else None
+        message = _Outgoing(self, to, segments, lengths, receipts, shorter)
         return Message(self, message, message.start, free=message.free)
 
-    def recv(self, array: Any, peer: int, tag: int) -> Message:
+    def recv(self, array: Any, peer: int, tag: int, sized: bool = False) -> Message:
         if self._plain(array, peer):
-            return self._inner.recv(array, peer, tag)
+            return self._inner.recv(array, peer, tag, sized)
         segments = [self._inner.comm.Recv_init(buffer, peer, tag) for buffer in self._segments(array, tag)]
         receipts = [self._receipts.Send_init(self._receipt(), peer, tag) for _ in segments]
-        message = _Incoming(self, segments, receipts)
+        message = _Incoming(self, segments, receipts, array if sized else None)
         return Message(self, message, message.start, free=message.free)
 
     def start(self, request: Any, handler: Callable[[], None] | None = None) -> None:
@@ -89,6 +90,10 @@ class PacedTransport(Plain):
             self._loose.append(request)
         else:
             self.follow(request, handler)
+
+    def loose(self, request: Any) -> None:
+        """See that a started request is finished before the next run."""
+        self._loose.append(request)
 
     def follow(self, request: Any, handler: Callable[[], None]) -> None:
         """Call `handler` once a started request is finished."""
@@ -154,39 +159,53 @@ class _Peer:
 class _Outgoing:
     """A message to another node."""
 
-    __slots__ = ("_confirmed", "_lengths", "_port", "_receipts", "_segments", "_sent", "_to", "done")
+    __slots__ = (
+        "_confirmed", "_count", "_lengths", "_port", "_receipts", "_segments", "_sent", "_shorter", "_to", "done",
+    )  # fmt: skip
 
     def __init__(
-        self, port: PacedTransport, to: _Peer, segments: list[Any], lengths: list[int], receipts: list[Any]
+        self,
+        port: PacedTransport,
+        to: _Peer,
+        segments: list[Any],
+        lengths: list[int],
+        receipts: list[Any],
+        shorter: _Shorter | None,
     ) -> None:
-        self._port, self._to = port, to
+        self._port, self._to, self._shorter = port, to, shorter
         self._segments, self._lengths, self._receipts = segments, lengths, receipts
+        self._count = len(segments)  # of this run
         self._sent = self._confirmed = 0
         self.done = False  # and the executor does not know it yet
 
     def start(self) -> None:
         """Hand over the first segments."""
         self._sent = self._confirmed = 0
-        for _ in self._receipts:
+        if self._shorter is not None:
+            self._count = self._shorter.count()
+        for _ in range(min(len(self._receipts), self._count)):
             self._hand_over()
         self._to.look()
 
     def _hand_over(self) -> None:
         number = self._sent
         self._port.start(self._receipts[number % len(self._receipts)], self._on_receipt)
-        self._port.start(self._segments[number])
+        if self._shorter is not None and number == self._count - 1:
+            self._port.loose(self._shorter.send_last())
+        else:
+            self._port.start(self._segments[number])
         self._to.unconfirmed += self._lengths[number]
         self._sent += 1
-        if self._sent == len(self._segments):
+        if self._sent == self._count:
             self._to.handed.append(self)
 
     def _on_receipt(self) -> None:
         # Receipts of one message arrive in the order of its segments: they have one tag.
         self._to.unconfirmed -= self._lengths[self._confirmed]
         self._confirmed += 1
-        if self._sent < len(self._segments):
+        if self._sent < self._count:
             self._hand_over()
-        elif self._confirmed == len(self._segments) and self in self._to.handed:
+        elif self._confirmed == self._count and self in self._to.handed:
             # Whatever else the peer has not taken yet: it may be waiting for this very message to be followed.
             self._to.handed.remove(self)
             self.done = True
@@ -199,27 +218,53 @@ class _Outgoing:
             request.Free()
 
 
+class _Shorter:
+    """The part of a sized message that is sent: whole segments, and the bytes of the last one."""
+
+    __slots__ = ("_array", "_inner", "_peer", "_tag", "_used")
+
+    def __init__(self, inner: MpiTransport, array: Any, peer: int, tag: int) -> None:
+        self._inner, self._array, self._peer, self._tag = inner, array, peer, tag
+        self._used = 0
+
+    def count(self) -> int:
+        """Segments of the message as it is now."""
+        self._used = used_bytes(self._array)
+        return -(-self._used // SEGMENT_BYTES)
+
+    def send_last(self) -> Any:
+        """The started request of the last segment."""
+        first = (self._used - 1) // SEGMENT_BYTES * SEGMENT_BYTES
+        data = self._inner.data(self._array[first : self._used], self._tag)
+        return self._inner.comm.Isend(data, self._peer, self._tag)
+
+
 class _Incoming:
-    """A message from another node."""
+    """A message from another node; sized: its array, where its first segment says how many follow."""
 
-    __slots__ = ("_arrived", "_port", "_receipts", "_segments", "done")
+    __slots__ = ("_arrived", "_count", "_port", "_receipts", "_segments", "_sized", "done")
 
-    def __init__(self, port: PacedTransport, segments: list[Any], receipts: list[Any]) -> None:
-        self._port, self._segments, self._receipts = port, segments, receipts
+    def __init__(self, port: PacedTransport, segments: list[Any], receipts: list[Any], sized: Any) -> None:
+        self._port, self._segments, self._receipts, self._sized = port, segments, receipts, sized
         self._arrived = 0
+        self._count = len(segments)
         self.done = False  # and the executor does not know it yet
 
     def start(self) -> None:
         """Be ready for all segments."""
         self._arrived = 0
-        for request in self._segments:
+        for request in self._segments if self._sized is None else self._segments[:1]:
             request.Start()
         self._port.follow(self._segments[0], self._on_segment)
 
     def _on_segment(self) -> None:
+        if self._sized is not None and self._arrived == 0:
+            self._count = -(-used_bytes(self._sized) // SEGMENT_BYTES)
+            for request in self._segments[1 : self._count]:
+                request.Start()
         self._port.start(self._receipts[self._arrived])
         self._arrived += 1
-        if self._arrived < len(self._segments):
+        if self._arrived < self._count:
             self._port.follow(self._segments[self._arrived], self._on_segment)
         else:
             self.done = True

@@ -23,7 +23,7 @@ import numpy as np
 
 from taccl.errors import EnvironmentProblem
 from taccl.runtime.shared import Place, SharedMemory, attach
-from taccl.runtime.transport import Message, Transport
+from taccl.runtime.transport import Message, Transport, used_bytes
 
 SHORT_BYTES = 16 * 2**10  # up to here a second copy costs less than to wait for the receiver
 ORDERED_BYTES = 64 * 2**10  # up to here to look what came first costs more than to wait for one after another
@@ -73,11 +73,11 @@ class SharedMemoryTransport:
         self._others_sends = 0  # more than 0: some message of this rank is no parcel, or a long one
         self._arena = memory.empty(0, np.uint8)
 
-    def send(self, array: Any, peer: int, tag: int) -> Message:
+    def send(self, array: Any, peer: int, tag: int, sized: bool = False) -> Message:
         if peer not in self._peers or array.nbytes > ORDERED_BYTES:
             self._others_sends += 1
         if peer not in self._peers:
-            return self._others.send(array, peer, tag)
+            return self._others.send(array, peer, tag, sized)
         layout = self._layouts[self._rank]
         record = layout.records[peer] + RECORD * tag
         flags = self._peers[peer]
@@ -96,10 +96,11 @@ class SharedMemoryTransport:
         if room is None:
             self._others_sends += 1
             self._record(record, None, ELSEWHERE)
-            return self._others.send(array, peer, tag)
+            return self._others.send(array, peer, tag, sized)
         self._record(record, self._memory.place(room), PARCEL)
         self._parcels_to[peer] = layout.ended[peer]
-        return Message(None, None, _parcel(_bytes(array), memoryview(room), flags, ready, self._epoch))
+        put = _sized_parcel if sized else _parcel
+        return Message(None, None, put(_bytes(array), memoryview(room), flags, ready, self._epoch))
 
     def _record(self, cell: int, place: Place | None, kind: int) -> None:
         where = (-1, 0, 0) if place is None else (place.fd, place.token, place.offset)
@@ -134,13 +135,13 @@ class SharedMemoryTransport:
         self._ends = list(self._parcels_to.items())
         self._others.connect(offers)
 
-    def recv(self, array: Any, peer: int, tag: int) -> Message:
+    def recv(self, array: Any, peer: int, tag: int, sized: bool = False) -> Message:
         if peer not in self._peers:
-            return self._others.recv(array, peer, tag)
+            return self._others.recv(array, peer, tag, sized)
         flags, record = self._peers[peer], self._layouts[peer].records[self._rank] + RECORD * tag
         fd, token, offset, kind = flags[0][record : record + RECORD].tolist()
         if kind == ELSEWHERE:
-            return self._others.recv(array, peer, tag)
+            return self._others.recv(array, peer, tag, sized)
         length = (ROOMS if kind == PARCEL else 1) * array.nbytes
         key = (peer, token)
         if key not in self._attached:
@@ -154,7 +155,7 @@ class SharedMemoryTransport:
         epoch = self._epoch
         if kind == PARCEL:
             self._parcels_from[peer] = flags[0], self._layouts[peer].ended[self._rank]
-            take = _unpack(_bytes(array), memoryview(view), epoch)
+            take = (_sized_unpack if sized else _unpack)(_bytes(array), memoryview(view), epoch)
             halves = view[: array.nbytes].view(array.dtype), view[array.nbytes :].view(array.dtype)
             return Message(
                 self, ready, None, take=take,
@@ -239,6 +240,20 @@ def _parcel(
     return put
 
 
+def _sized_parcel(
+    source: memoryview, room: memoryview, flags: list[memoryview], ready: int, epoch: list[int]
+) -> Callable[[], None]:
+    length, message = len(source), np.asarray(source)
+    halves = room[:length], room[length:]
+
+    def put() -> None:
+        now, used = epoch[0], used_bytes(message)
+        halves[now & 1][:used] = source[:used]
+        flags[0][ready] = now
+
+    return put
+
+
 def _arrived(cells: memoryview, ready: int, epoch: list[int]) -> Callable[[], bool]:
     return lambda: cells[ready] >= epoch[0]
 
@@ -249,6 +264,18 @@ def _unpack(target: memoryview, room: memoryview, epoch: list[int]) -> Callable[
 
     def take() -> None:
         target[:] = halves[epoch[0] & 1]
+
+    return take
+
+
+def _sized_unpack(target: memoryview, room: memoryview, epoch: list[int]) -> Callable[[], None]:
+    length = len(target)
+    halves = [(half, np.asarray(half)) for half in (room[:length], room[length:])]
+
+    def take() -> None:
+        half, message = halves[epoch[0] & 1]
+        used = used_bytes(message)
+        target[:used] = half[:used]
 
     return take
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from taccl.runtime.transport import Message, Plain
+from taccl.runtime.transport import Message, Plain, used_bytes
 
 Key = tuple[int, int, int]  # source, destination, tag
 
@@ -19,10 +19,10 @@ Key = tuple[int, int, int]  # source, destination, tag
 class _End:
     """One end of a message."""
 
-    __slots__ = ("array", "finished", "key", "sends", "switch")
+    __slots__ = ("array", "finished", "key", "sends", "sized", "switch")
 
-    def __init__(self, switch: LocalSwitch, key: Key, sends: bool, array: Any) -> None:
-        self.switch, self.key, self.sends, self.array = switch, key, sends, array
+    def __init__(self, switch: LocalSwitch, key: Key, sends: bool, array: Any, sized: bool) -> None:
+        self.switch, self.key, self.sends, self.array, self.sized = switch, key, sends, array, sized
         self.finished = False
 
     def start(self) -> None:
@@ -47,7 +47,8 @@ class LocalSwitch:
         source, target = (end, other) if end.sends else (other, end)
         target.finished = True
         if not self.direct:
-            np.copyto(target.array, source.array)
+            length = used_bytes(source.array) if source.sized else len(source.array)
+            np.copyto(target.array[:length], source.array[:length])
             source.finished = True
 
 
@@ -60,13 +61,13 @@ class LocalTransport(Plain):
     def __init__(self, switch: LocalSwitch, rank: int) -> None:
         self._switch, self._rank = switch, rank
 
-    def send(self, array: Any, peer: int, tag: int) -> Message:
-        end = _End(self._switch, (self._rank, peer, tag), True, array)
+    def send(self, array: Any, peer: int, tag: int, sized: bool = False) -> Message:
+        end = _End(self._switch, (self._rank, peer, tag), True, array, sized)
         self._switch.senders[end.key] = end
         return Message(self, end, end.start)
 
-    def recv(self, array: Any, peer: int, tag: int) -> Message:
-        end = _End(self._switch, (peer, self._rank, tag), False, array)
+    def recv(self, array: Any, peer: int, tag: int, sized: bool = False) -> Message:
+        end = _End(self._switch, (peer, self._rank, tag), False, array, sized)
         if not self._switch.direct:
             return Message(self, end, end.start)
         source = self._switch.senders[end.key]

@@ -4,17 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from taccl.runtime.bench import MODES, Measurement, Row
+from taccl.runtime.bench import Measurement, Row
+from taccl.runtime.bench_settings import MODES, RAW, Settings
 from taccl.synth.collective import bus_factor
 
 
-def header(reference: str | None, predicted: bool) -> list[str]:
+def codes(settings: Settings) -> bool:
+    """Whether the columns of codecs are shown."""
+    return settings.codecs != (RAW,)
+
+
+def header(reference: str | None, predicted: bool, coded: bool = False) -> list[str]:
     """Three comment lines, as nccl-tests prints them, with our columns behind. reference: whose times they show."""
     group = f"{'time':>7}  {'algbw':>6}  {'busbw':>6}  {'#wrong':>6}"
     units = f"{'(us)':>7}  {'(GB/s)':>6}  {'(GB/s)':>6}  {'':>6}"
     first = f"# {'':>10}  {'':>12}  {'':>8}  {'':>6}  {'':>6}  {'out-of-place':^31}  {'in-place':^31}"
     second = f"# {'size':>10}  {'count':>12}  {'type':>8}  {'redop':>6}  {'root':>6}  {group}  {group}"
     third = f"# {'(B)':>10}  {'(elements)':>12}  {'':>8}  {'':>6}  {'':>6}  {units}  {units}"
+    if coded:
+        first += f"  {'messages of frames':^44}"
+        second += f"  {'codec':>7}  {'wire':>12}  {'ratio':>6}  {'maxerr':>9}"
+        third += f"  {'':>7}  {'(B)':>12}  {'':>6}  {'':>9}"
     if reference is not None:
         first += "".join(f"  {f'{reference} {mode}'.strip():^16}" for mode in ("out-of-place", "in-place"))
         second += f"  {'time':>7}  {'speedup':>7}" * 2
@@ -26,7 +36,9 @@ def header(reference: str | None, predicted: bool) -> list[str]:
     return [line.rstrip() for line in (first, second, third)]
 
 
-def line(row: Row, name: str, ranks: int, reference: bool, predicted_us: float | None) -> str:
+def line(
+    row: Row, name: str, ranks: int, reference: bool, predicted_us: float | None, coded: bool = False
+) -> str:
     """One line of the table; a mode that was not run shows n/a."""
     root = row.root
     text = (
@@ -40,6 +52,12 @@ def line(row: Row, name: str, ranks: int, reference: bool, predicted_us: float |
         alg, bus = bandwidths(row, found, name, ranks)
         wrong = "N/A" if found.wrong is None else f"{found.wrong:g}"
         text += f"  {microseconds(found.time.mean)}  {alg:>6.2f}  {bus:>6.2f}  {wrong:>6}"
+    if coded:
+        found = next(iter(row.modes.values()))
+        values, wire = found.coded_bytes
+        largest = max(one.max_error for one in row.modes.values())
+        error = "N/A" if found.wrong is None else f"{largest:.2e}" if largest else "0"
+        text += f"  {row.codec:>7}  {wire:>12}  {ratio(values, wire):>6.3f}  {error:>9}"
     if reference:
         for mode in MODES:
             found = row.modes.get(mode)
@@ -51,6 +69,11 @@ def line(row: Row, name: str, ranks: int, reference: bool, predicted_us: float |
     if predicted_us is not None:
         text += f"  {predicted_us:>9.2f}"
     return text
+
+
+def ratio(values_bytes: int, wire_bytes: int) -> float:
+    """Bytes of values for one on the wire; 1 where nothing was coded."""
+    return values_bytes / wire_bytes if wire_bytes else 1.0
 
 
 def microseconds(value: float) -> str:
@@ -81,6 +104,9 @@ def mode_json(row: Row, found: Measurement | None, name: str, ranks: int) -> dic
         "median_time": round(found.time.median, 3),
         "outside_bytes": found.outside,
         "max_error": finite(found.max_error),
+        "coded_value_bytes": found.coded_bytes[0],
+        "coded_wire_bytes": found.coded_bytes[1],
+        "wire_ratio": round(ratio(*found.coded_bytes), 6),
         "reference_time_us": None if other is None else round(other.mean, 3),
         "reference_min_time_us": None if other is None else round(other.least, 3),
         "reference_median_time_us": None if other is None else round(other.median, 3),
@@ -105,5 +131,6 @@ def row_json(row: Row, name: str, ranks: int, predicted_us: float | None) -> dic
         "in_place": mode_json(row, modes.get("in_place"), name, ranks),
         "dtype": row.dtype.name,
         "wire_bytes": row.wire_bytes,
+        "codec": row.codec,
         "predicted_time_us": predicted_us,
     }

@@ -4,6 +4,10 @@ A transport is bound together with a program, in two steps. First every send is 
 the other ranks must know of them; all ranks exchange their offers (`connect`), and then every receive is registered.
 A message belongs to a port, which the executor asks for finished messages. Messages of several ports may meet in one
 run: shared memory to the ranks of one node, MPI to the others.
+
+A sized message has another length in each run, up to that of its array, and begins with a head of two words: its bytes,
+head included, and the same number with all bits turned round, because a wrong length must not make a rank wait for what
+never comes.
 """
 
 from __future__ import annotations
@@ -14,7 +18,24 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from taccl.runtime.codecs.codec import FrameError
+
 OFFER_WORDS = 5  # int64 numbers that a rank tells all others when its sends are registered
+HEAD_BYTES = 16  # of a sized message
+ALL_BITS = 2**64 - 1
+
+
+def used_bytes(array: Any) -> int:
+    """Bytes of a sized message in an array of uint8. Raises FrameError for a damaged head."""
+    used, turned = array[:HEAD_BYTES].view(np.uint64).tolist()
+    if used ^ turned != ALL_BITS or not HEAD_BYTES <= used <= len(array):
+        raise FrameError("the length of a message of frames is damaged")
+    return int(used)
+
+
+def write_head(array: Any, used: int) -> None:
+    """Say how long a sized message is."""
+    array[:HEAD_BYTES].view(np.uint64)[:] = used, used ^ ALL_BITS
 
 
 class Port(Protocol):
@@ -56,8 +77,8 @@ class Transport(Protocol):
     # Whether each message of all ranks is short and finished for its sender when it is started; known when connected.
     buffered: bool
 
-    def send(self, array: Any, peer: int, tag: int) -> Message:
-        """Register a message from this contiguous array."""
+    def send(self, array: Any, peer: int, tag: int, sized: bool = False) -> Message:
+        """Register a message from this contiguous array; a sized one of uint8."""
 
     def offer(self) -> np.ndarray[Any, Any]:
         """(OFFER_WORDS,) int64 for the other ranks, after the last `send`."""
@@ -65,7 +86,7 @@ class Transport(Protocol):
     def connect(self, offers: np.ndarray[Any, Any]) -> None:
         """Take the (ranks, OFFER_WORDS) offers of all ranks, before the first `recv`."""
 
-    def recv(self, array: Any, peer: int, tag: int) -> Message:
+    def recv(self, array: Any, peer: int, tag: int, sized: bool = False) -> Message:
         """Register a message into this contiguous array."""
 
     def begin(self) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 
 from taccl.errors import EnvironmentProblem
 from taccl.runtime.gpu import Cuda
-from taccl.runtime.transport import Message, Plain
+from taccl.runtime.transport import Message, Plain, used_bytes
 
 LARGE_BYTES = 2**31 - 1  # above this, counts do not fit the calls of MPI before version 4
 FIRST = (0,)
@@ -36,6 +36,7 @@ class MpiTransport(Plain):
         self._chunk_bytes = chunk_bytes
         self._chunk_type: Any = None
         self._largest_tag = int(comm.Get_attr(MPI.TAG_UB))
+        self._sized = SizedSends()
 
     def data(self, array: Any, tag: int) -> list[Any]:
         """The array as the calls of MPI take it. Raises EnvironmentProblem for what they cannot name or count."""
@@ -63,10 +64,15 @@ class MpiTransport(Plain):
     def _message(self, request: Any) -> Message:
         return Message(self, request, request.Start, free=request.Free)
 
-    def send(self, array: Any, peer: int, tag: int) -> Message:
-        return self._message(self.comm.Send_init(self.data(array, tag), peer, tag))
+    def send(self, array: Any, peer: int, tag: int, sized: bool = False) -> Message:
+        if not sized:
+            return self._message(self.comm.Send_init(self.data(array, tag), peer, tag))
+        self.data(array, tag)  # refuses what cannot be sent at its longest
+        token = SizedSend(lambda length: self.comm.Isend(self.data(array[:length], tag), peer, tag), array)
+        return Message(self._sized, token, token.start)
 
-    def recv(self, array: Any, peer: int, tag: int) -> Message:
+    def recv(self, array: Any, peer: int, tag: int, sized: bool = False) -> Message:
+        # A receive may be longer than its message.
         return self._message(self.comm.Recv_init(self.data(array, tag), peer, tag))
 
     def poll(self, tokens: list[Any]) -> Sequence[int] | None:
@@ -82,6 +88,30 @@ class MpiTransport(Plain):
             self._chunk_type = None
 
 
+class SizedSend:
+    """A send whose length is known when it starts: a persistent request has one length."""
+
+    __slots__ = ("_array", "_send", "request")
+
+    def __init__(self, send: Callable[[int], Any], array: Any) -> None:
+        self._send, self._array = send, array
+        self.request: Any = None
+
+    def start(self) -> None:
+        """Send as much as the message says."""
+        self.request = self._send(used_bytes(self._array))
+
+
+class SizedSends:
+    """The port of sized sends."""
+
+    idle = None
+
+    def poll(self, tokens: list[Any]) -> Sequence[int] | None:
+        """Places of those that are finished."""
+        return [place for place, token in enumerate(tokens) if token is not None and token.request.Test()]
+
+
 class StagedTransport(Plain):
     """Device arrays over an MPI that takes host memory only: each message has a pinned host buffer."""
 
@@ -93,7 +123,8 @@ class StagedTransport(Plain):
         # Before a message is started, all that may still write its data must be finished.
         self.flush: Callable[[], None] | None = cuda.synchronize
 
-    def send(self, array: Any, peer: int, tag: int) -> Message:
+    def send(self, array: Any, peer: int, tag: int, sized: bool = False) -> Message:
+        assert not sized, "frames on devices are not sent yet"
         cuda, host = self._cuda, self._cuda.pinned(array.nbytes)
         inner = self._inner.send(host, peer, tag)
         assert inner.start is not None
@@ -105,7 +136,7 @@ class StagedTransport(Plain):
 
         return Message(self, (inner.token, None), start, free=inner.free)
 
-    def recv(self, array: Any, peer: int, tag: int) -> Message:
+    def recv(self, array: Any, peer: int, tag: int, sized: bool = False) -> Message:
         cuda, host = self._cuda, self._cuda.pinned(array.nbytes)
         inner = self._inner.recv(host, peer, tag)
         return Message(self, (inner.token, lambda: cuda.upload(array, host)), inner.start, free=inner.free)

@@ -22,10 +22,10 @@ class Counting(Plain):
     def __init__(self):
         self.polls, self.calls, self.late = 0, [], 0
 
-    def send(self, array, peer, tag):
+    def send(self, array, peer, tag, sized=False):
         return Message(self, ("send", tag), lambda: self.calls.append(("send", tag)))
 
-    def recv(self, array, peer, tag):
+    def recv(self, array, peer, tag, sized=False):
         return Message(self, ("recv", tag), lambda: self.calls.append(("recv", tag)))
 
     def end(self):
@@ -84,7 +84,7 @@ class Weak(Counting):
         self.moved |= ("send", 1) in tokens
         return [place for place, token in enumerate(tokens) if token is not None]
 
-    def send(self, array, peer, tag):
+    def send(self, array, peer, tag, sized=False):
         return dataclasses.replace(super().send(array, peer, tag), port=self.other if tag % 2 else self)
 
     def poll(self, tokens):

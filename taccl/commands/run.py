@@ -11,6 +11,7 @@ import click
 
 from taccl.commands.completion import files, topologies
 from taccl.commands.options import Quantity
+from taccl.commands.run_data import read_data
 from taccl.commands.run_prepare import predictor, prepare, with_transport
 from taccl.commands.run_report import calibrated, document, preamble, say_devices, write
 from taccl.program_file import collective_options
@@ -141,6 +142,37 @@ class RankedCommand(click.Command):
     help="Between nodes keep the program's order of messages, and send them in confirmed segments.",
 )
 @click.option(
+    "--codec",
+    "codecs",
+    metavar="NAMES",
+    default="raw",
+    show_default=True,
+    help="Code messages with one codec, or with several in turn: raw (none) xw bf16 bf16-xw q8 fp8 zstd.",
+)
+@click.option(
+    "--codec-links",
+    type=click.Choice(("nodes", "all")),
+    default="nodes",
+    show_default=True,
+    help="Code messages from node to node, or all.",
+)
+@click.option(
+    "--codec-at",
+    type=click.Choice(("collective", "hop")),
+    default="collective",
+    show_default=True,
+    help="Code at the source and decode at destinations, or code and decode every message by itself.",
+)
+@click.option(
+    "--recode", is_flag=True, help="Let a lossy codec code partial sums again at every hop of a reduction."
+)
+@click.option(
+    "--data",
+    metavar="FILE",
+    shell_complete=files,
+    help="Run on the values of a .npy or .safetensors file, or of raw ones of the first type of -d.",
+)
+@click.option(
     "--device",
     type=click.Choice(("auto", "host", "cuda")),
     default="host",
@@ -205,10 +237,12 @@ def _run(job: Job, options: dict[str, Any]) -> bool:
     loaded, against, settings, topology = job.together(
         "the reading of the file", lambda: prepare(job, options)
     )
+    data = job.together("the reading of the data", lambda: read_data(options, settings))
     program, collective = loaded.program, loaded.collective
     # Some options decide whether ranks meet again to speak in turn or to write.
     rival = None if against is None else fingerprint(against.program, (against.collective,))
-    facts = (settings, collective, options["verbose"], options["json_path"] is not None, rival)
+    values = None if data is None else data.digest
+    facts = (settings, collective, options["verbose"], options["json_path"] is not None, rival, values)
     job.agree_on(fingerprint(program, facts), "program, or has other options,")
     settings, neighbours = with_transport(job, settings)
     predict = job.together("the prediction of times", lambda: predictor(topology, program, collective))
@@ -220,15 +254,17 @@ def _run(job: Job, options: dict[str, Any]) -> bool:
         beside = None if not settings.reference else "MPI" if against is None else ""
         other = None if against is None else against.program
         lines = preamble(job, program, collective, settings, neighbours, other)
-        for text in [*lines, *table.header(beside, bool(predict))]:
+        for text in [*lines, *table.header(beside, bool(predict), table.codes(settings))]:
             print(text, file=out, flush=True)
     rows: list[tuple[Row, float | None]] = []
     reports: list[Calibration | None] = []
-    for row in measure(job, loaded, settings, neighbours, against):
+    values_of = None if data is None else data.values
+    for row in measure(job, loaded, settings, neighbours, against, values_of):
         predicted = predict(row.size_bytes) if predict is not None and first else None
         rows.append((row, predicted))
         if first:
-            print(table.line(row, name, ranks, settings.reference, predicted), file=out, flush=True)
+            text = table.line(row, name, ranks, settings.reference, predicted, table.codes(settings))
+            print(text, file=out, flush=True)
             reports.append(calibrated(loaded, topology, row))
     measured = [found for row, _ in rows for found in row.modes.values()]
     bad = sum((found.wrong or 0) + found.outside for found in measured)

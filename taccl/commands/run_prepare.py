@@ -10,7 +10,9 @@ from taccl.streams import check_stdout
 
 if TYPE_CHECKING:
     from taccl.profiles.topology import Topology
-    from taccl.runtime.bench import Loaded, Settings
+    from taccl.runtime.bench import Loaded
+    from taccl.runtime.bench_settings import Settings
+    from taccl.runtime.dtypes import DType
     from taccl.runtime.job import Job, Neighbours
     from taccl.synth.collective import Collective
     from taccl.synth.program import Program
@@ -24,7 +26,7 @@ def prepare(job: Job, options: dict[str, Any]) -> tuple[Loaded, Loaded | None, S
 
     from taccl.profiles.load import load_topology
     from taccl.runtime import gpu
-    from taccl.runtime.bench import Settings
+    from taccl.runtime.bench_settings import Settings
     from taccl.runtime.dtypes import select_dtypes, select_ops
 
     sizes = _sizes(options)
@@ -49,7 +51,10 @@ def prepare(job: Job, options: dict[str, Any]) -> tuple[Loaded, Loaded | None, S
         raise UsageError(f"--json {options['json_path']}: its directory does not exist")
     if options["json_path"] == "-" and job.rank == 0:
         check_stdout()
+    names = _codecs(options, dtypes, ops)
     device = gpu.choose(options["device"])
+    if device == "cuda" and names != ("raw",):
+        raise UsageError("--codec codes messages in host memory; leave out --device cuda")
     if device == "cuda":
         gpu.select(job.board.node_slot)
     settings = Settings(
@@ -57,13 +62,45 @@ def prepare(job: Job, options: dict[str, Any]) -> tuple[Loaded, Loaded | None, S
         iterations=options["iters"], warmup=options["warmup"], checks=options["checks"], device=device,
         transport=_transport(options["transport"], device, options["buffers"]), buffers=options["buffers"],
         accumulate=options["accumulate"], pace=options["pace"], reference=options["reference"],
-        calibrate=options["calibrate"], deadline_s=options["deadline"],
+        calibrate=options["calibrate"], deadline_s=options["deadline"], codecs=names,
+        codec_links=options["codec_links"], codec_at=options["codec_at"], recode=options["recode"],
     )  # fmt: skip
     if settings.calibrate and topology is None and its_topology is None:
         raise UsageError(
             "--calibrate compares with a model: give --profile, or a native file, which brings its own"
         )
     return loaded, against, settings, topology or its_topology
+
+
+def _codecs(options: dict[str, Any], dtypes: tuple[DType, ...], ops: tuple[str, ...]) -> tuple[str, ...]:
+    """The names of --codec, each once. Raises UsageError for what a codec cannot do, EnvironmentProblem without its
+    package."""
+    from taccl.runtime.codecs import CODECS, zstd
+    from taccl.runtime.dtypes import inside_type
+
+    names = tuple(dict.fromkeys(options["codecs"].split(",")))
+    for name in names:
+        if name not in CODECS:
+            raise UsageError(f"--codec {name}: unknown; known: {', '.join(CODECS)}")
+        if name == "raw":
+            continue
+        codec = CODECS[name]
+        for dtype in dtypes:
+            for op in ops or (None,):
+                inside = inside_type(dtype, op, options["accumulate"])
+                if inside.name not in codec.dtypes:
+                    raise UsageError(f"--codec {name} takes {', '.join(codec.dtypes)}; not {inside.name}")
+                if op == "prod" and not codec.lossless:
+                    raise UsageError(
+                        f"--codec {name}: products of rounded values have no error that can be promised"
+                    )
+        if name == "zstd":
+            zstd.load()
+    if options["calibrate"] and names != ("raw",):
+        raise UsageError(
+            "--calibrate compares with a model of messages that are not coded; leave out --codec"
+        )
+    return names
 
 
 def _load(job: Job, file: str, options: dict[str, Any]) -> tuple[Loaded, Topology | None]:

@@ -10,7 +10,8 @@ from taccl.errors import EnvironmentProblem
 
 if TYPE_CHECKING:
     from taccl.profiles.topology import Topology
-    from taccl.runtime.bench import Loaded, Row, Settings
+    from taccl.runtime.bench import Loaded, Row
+    from taccl.runtime.bench_settings import Settings
     from taccl.runtime.calibration import Calibration
     from taccl.runtime.job import Job, Neighbours
     from taccl.synth.collective import Collective
@@ -76,6 +77,12 @@ def preamble(
         )
     if settings.accumulate != "type":
         lines.append(f"# 16-bit floats are reduced in {settings.accumulate}")
+    if settings.codecs != ("raw",):
+        where = "between nodes" if settings.codec_links == "nodes" else "everywhere"
+        how = "at every hop" if settings.codec_at == "hop" else "once for all hops"
+        lines.append(f"# messages {where} are coded {how}; {', '.join(settings.codecs)}")
+        if settings.codec_links == "nodes" and len(set(neighbours.nodes)) == 1:
+            lines.append("# there is one node, so that no message is coded; --codec-links all codes all")
     low, high = program.min_bytes, program.max_bytes
     if settings.sizes_bytes[0] < low or (high and settings.sizes_bytes[-1] > high):
         lines.append(f"# the file is made for sizes from {low} to {high or 'any'} bytes")
@@ -137,12 +144,16 @@ def document(
             "against": options["against"],
             "buffers": settings.buffers,
             "accumulate": settings.accumulate,
+            "codec_links": settings.codec_links,
+            "codec_at": settings.codec_at,
+            "recode": settings.recode,
+            "data": options["data"],
         },
         "devices": [
             {"rank": r, "host": platform.node(), "device": settings.device} for r in range(job.ranks)
         ],
         "transport": _names(settings, neighbours),
-        "codec": "none",
+        "codec": "none" if settings.codecs == ("raw",) else ",".join(settings.codecs),
         "results": [
             table.row_json(row, name, collective.group_ranks, predicted)
             | ({} if report is None else {"calibration": calibration.document(report)})

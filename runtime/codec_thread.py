@@ -1,0 +1,121 @@
+"""The thread on which a rank codes and decodes, beside the one that moves messages.
+
+The executor hands over what is ready and polls for what is finished, as it does with messages. Two pieces of work at
+most are with the thread; the rest waits here in order, what other work waits for before decodes that nothing follows,
+so that a frame which must go out never stands behind a long line of decodes. While the thread works and no message
+arrives, the executor sleeps a little instead of polling: numpy's calls want the interpreter's lock each time they
+return, and a loop that never rests would keep it from them for milliseconds.
+"""
+
+from __future__ import annotations
+
+import heapq
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from taccl.runtime.codecs import Scratch
+from taccl.runtime.frames import Work
+from taccl.runtime.transport import Message
+
+AHEAD = 2  # pieces of work with the thread
+REST_S = 100e-6
+
+
+class Inline:
+    """Works at once in the caller's thread: where all ranks live in one process, and for messages that are short."""
+
+    def __init__(self) -> None:
+        self.scratch = Scratch()
+
+    def message(self, work: Work, urgent: bool) -> Message:
+        """It is finished when it has started."""
+        scratch = self.scratch
+        return Message(None, None, lambda: work(scratch))
+
+
+class CodecThread:
+    """A port whose messages are pieces of work. Close it."""
+
+    idle = None
+
+    def __init__(self) -> None:
+        self.busy = 0  # pieces that are handed over and not finished
+        self._waiting: list[tuple[bool, int, _Piece]] = []
+        self._count = 0
+        self._ahead = 0
+        self._tasks: queue.SimpleQueue[_Piece | None] = queue.SimpleQueue()
+        self._finished: queue.SimpleQueue[_Piece] = queue.SimpleQueue()
+        self._done: set[_Piece] = set()
+        self._thread = threading.Thread(target=self._run, name="taccl-codec", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        scratch = Scratch()
+        while (piece := self._tasks.get()) is not None:
+            try:
+                piece.work(scratch)
+            except BaseException as error:
+                piece.error = error
+            self._finished.put(piece)
+
+    def message(self, work: Work, urgent: bool) -> Message:
+        """A piece of work that can be started once in every run. urgent: other work waits for it."""
+        piece = _Piece(work)
+
+        def start() -> None:
+            self.busy += 1
+            self._count += 1
+            heapq.heappush(self._waiting, (not urgent, self._count, piece))
+            self._feed()
+
+        return Message(self, piece, start)
+
+    def _feed(self) -> None:
+        while self._waiting and self._ahead < AHEAD:
+            self._ahead += 1
+            self._tasks.put(heapq.heappop(self._waiting)[2])
+
+    def _take(self, piece: _Piece) -> None:
+        self._ahead -= 1
+        self.busy -= 1
+        self._feed()
+        if piece.error is not None:
+            raise piece.error
+        self._done.add(piece)
+
+    def poll(self, tokens: list[Any]) -> Sequence[int] | None:
+        """Places of what is finished. Raises what the work raised."""
+        while not self._finished.empty():
+            self._take(self._finished.get())
+        if not self._done:
+            return None
+        found = [place for place, token in enumerate(tokens) if token in self._done]
+        self._done.difference_update([tokens[place] for place in found])
+        return found
+
+    def rest(self) -> None:
+        """Sleep until something is finished, or a moment has passed."""
+        try:
+            self._take(self._finished.get(timeout=REST_S))
+        except queue.Empty:
+            return
+
+    def close(self) -> None:
+        """End the thread; nothing is under way."""
+        self._tasks.put(None)
+        self._thread.join()
+
+
+class _Piece:
+    """Work, and what it raised."""
+
+    __slots__ = ("error", "work")
+
+    def __init__(self, work: Callable[[Scratch], object]) -> None:
+        self.work = work
+        self.error: BaseException | None = None
+
+
+Coder = Inline | CodecThread

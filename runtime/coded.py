@@ -1,0 +1,373 @@
+"""Coded messages: a rewrite of the plans of all ranks.
+
+A chunk is coded by the first rank that sends it over a link whose messages are coded. From there on it travels as a
+frame, over whatever links, until ranks need its values: a rank that only passes it on never decodes it, one that keeps
+it decodes for itself, and nobody codes it again. Decoding once at the border of a node and sending values inside would
+save processor time where ranks share cores. But the frame can be passed on when it arrives instead of after a decode,
+moves fewer bytes, is decoded by all ranks of the node at the same time, and can leave the node again.
+
+A reduction takes decoded contributions. A partial sum is coded when nothing in it was coded before (the sum of a node
+with one rank); otherwise errors would add up hop after hop, and the rewrite refuses unless it may recode. The complete
+result is coded once, and its owner decodes its own frame, so that all ranks end with the same values.
+
+Every message of frames has an area of frame memory of its own, so its receive never waits for anything. A decode stands
+where its values are first read, or at the end; it starts when the frame is there and its memory is free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from taccl.errors import UsageError
+from taccl.runtime.compile import Cell, Frame, Hazards, Operation, Plan, Range
+from taccl.synth.collective import Collective
+
+
+@dataclass(frozen=True, slots=True)
+class Coding:
+    """Which messages are coded.
+
+    nodes: of each rank its node, where only messages from one to another are; None: all are. hop: each of them is coded
+    and decoded by itself, the baseline that relays and sums are compared with. recode: partial sums with coded parts
+    may be coded again.
+    """
+
+    nodes: tuple[int, ...] | None
+    lossless: bool
+    hop: bool = False
+    recode: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Value:
+    """What a cell holds: the sum of some ranks' contributions to a chunk of the collective."""
+
+    chunk: int = -1
+    ranks: int = 0  # a bit for each
+    codings: int = 0  # of the values in memory
+    birth: int = -1  # the operation of this rank that made the sum
+    frame: Frame | None = None
+    coded: bool = False  # the values are those of the frame
+    there: bool = True  # in memory
+
+
+@dataclass(frozen=True, slots=True)
+class _Message:
+    coded: bool
+    values: tuple[_Value, ...]
+
+
+def coded(
+    plans: Sequence[Plan], coding: Coding, collective: Collective, inplace: Mapping[int, tuple[int, int]]
+) -> list[Plan]:
+    """The plans of all ranks with coded messages.
+
+    inplace: as in `compile_ranks`. Raises UsageError for sums whose errors would add up at every hop.
+    """
+    early: set[tuple[int, int]] = set()
+    while True:
+        ranks = [_Rank(plan, coding, collective, inplace.get(plan.rank), early) for plan in plans]
+        wire: dict[tuple[int, int, int], _Message] = {}
+        steps = [rank.steps(wire) for rank in ranks]
+        left = list(range(len(plans)))
+        while left:
+            # A rank goes on until it wants a message that is not sent yet; in the trace each is sent first.
+            left = [rank for rank in left if next(steps[rank], None) is not None]
+        found = {place for rank in ranks for place in rank.late}
+        if not found - early:
+            return [rank.plan() for rank in ranks]
+        # A result that is coded somewhere must be so from its birth: what went out before would differ from it.
+        early |= found
+
+
+class _Rank:
+    """One rank's rewrite. early: the (rank, operation) whose results are coded at once; late: those that would be."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        coding: Coding,
+        collective: Collective,
+        inplace: tuple[int, int] | None,
+        early: set[tuple[int, int]],
+    ) -> None:
+        self.old, self.rank, self.coding, self.early = plan, plan.rank, coding, early
+        self.combining = collective.combining
+        self.sources = [len(chunk.sources) for chunk in collective.chunks]
+        self.hazards = Hazards(inplace)
+        self.cells: dict[Cell, _Value] = {}
+        self.names: dict[Cell, tuple[str, int]] = {}
+        self.operations: list[Operation] = []
+        self.done: list[tuple[int, ...]] = []  # of each old operation those that it has become
+        self.areas: dict[tuple[Frame, ...], int] = {}
+        self.slots = 0
+        self.late: set[tuple[int, int]] = set()
+        for number, chunk in enumerate(collective.chunks):
+            for rank, place in chunk.sources:
+                if rank == self.rank:
+                    (cell,) = self.hazards.cells(("i", place, 1))
+                    self.cells[cell] = _Value(number, 1 << rank)
+
+    def plan(self) -> Plan:
+        codings = max(
+            (value.codings for cell, value in self.cells.items() if cell[0] in ("i", "o", "io")), default=0
+        )
+        return Plan(
+            self.rank, tuple(self.operations), self.old.staging_chunks, slots=self.slots, codings=codings
+        )
+
+    def steps(self, wire: dict[tuple[int, int, int], _Message]) -> Iterator[bool]:
+        """Rewrite operation after operation; yields when a message is missing."""
+        for number, op in enumerate(self.old.operations):
+            first = len(self.operations)
+            if op.kind == "send":
+                wire[self.rank, op.peer, op.tag] = self._send(op)
+            elif op.kind == "recv":
+                while (key := (op.peer, self.rank, op.tag)) not in wire:
+                    yield True
+                self._receive(number, op, wire.pop(key))
+            elif op.kind == "copy":
+                self._copy(op)
+            else:
+                self._reduce(number, op)
+            made = len(self.operations)
+            self.done.append((made - 1,) if made > first else self._origin(op))
+        self._keep()
+
+    def _origin(self, op: Operation) -> tuple[int, ...]:
+        """What stands for a copy that is not needed: the arrival of its frames."""
+        frames = {value.frame.area for value in self._values(op.dst) if value.frame is not None}
+        return tuple(sorted(self.hazards.writer["f", area] for area in frames))
+
+    def _add(
+        self,
+        kind: str,
+        like: Operation,
+        dst: Range | None = None,
+        src: Range | None = None,
+        received: Range | None = None,
+        frames: tuple[Frame, ...] = (),
+        carries: Range | None = None,
+    ) -> None:
+        areas: list[Range] = (
+            [] if kind == "encode" else [("f", area, 1) for area in sorted({frame.area for frame in frames})]
+        )
+        before = self.hazards.before(dst, src, received, *areas)
+        order = {new for old in like.order for new in self.done[old]} if kind == "send" else set()
+        message = kind in ("send", "recv")
+        index = len(self.operations)
+        self.operations.append(
+            Operation(
+                kind, dst, src, received, like.peer if message else -1, like.channel,
+                like.tag if message else -1, like.threadblock, like.step, tuple(sorted(before | order)),
+                tuple(sorted(order)), frames, carries,
+            )
+        )  # fmt: skip
+        self.hazards.record(index, dst, src, received, *areas)
+
+    def _values(self, extent: Range | None) -> list[_Value]:
+        return [self.cells.get(cell, _Value()) for cell in self.hazards.cells(extent)]
+
+    def _put(self, extent: Range | None, values: Sequence[_Value]) -> None:
+        assert extent is not None
+        for i, (cell, value) in enumerate(zip(self.hazards.cells(extent), values, strict=True)):
+            self.cells[cell] = value
+            self.names[cell] = (extent[0], extent[1] + i)
+
+    def _area(self, count: int) -> Range:
+        self.slots += count
+        return ("f", self.slots - count, count)
+
+    def _complete(self, value: _Value) -> bool:
+        return value.chunk >= 0 and value.ranks.bit_count() == self.sources[value.chunk]
+
+    def _into_memory(self, extent: Range, like: Operation) -> None:
+        """Decode what of a range is there as frames only, one message's chunks at a time."""
+        values = self._values(extent)
+        first = 0
+        while first < len(values):
+            last = first + 1
+            if not values[first].there:
+                while last < len(values) and not values[last].there and _follows(values, last):
+                    last += 1
+                part = (extent[0], extent[1] + first, last - first)
+                frames = tuple(v.frame for v in values[first:last] if v.frame is not None)
+                self._add("decode", like, part, frames=frames)
+                self._put(part, [replace(v, there=True) for v in values[first:last]])
+            first = last
+
+    def _send(self, op: Operation) -> _Message:
+        assert op.src is not None
+        coding, values = self.coding, self._values(op.src)
+        selected = coding.nodes is None or coding.nodes[op.peer] != coding.nodes[self.rank]
+        if not selected and not any(value.coded for value in values):
+            self._into_memory(op.src, op)
+            self._add("send", op, src=op.src)
+            return _Message(
+                False, tuple(replace(v, frame=None, there=True, birth=-1) for v in self._values(op.src))
+            )
+        if coding.hop:
+            self._into_memory(op.src, op)
+            frames = self._encode(op.src, op)
+            codings = [value.codings + 1 for value in values]
+        else:
+            self._into_frames(op.src, op)
+            values = self._values(op.src)
+            frames = tuple(value.frame for value in values if value.frame is not None)
+            codings = [value.codings + (not value.coded) for value in values]
+        if frames not in self.areas:
+            area = self._area(len(frames))
+            self._add("pack", op, area, frames=frames)
+            self.areas[frames] = area[1]
+        self._add("send", op, src=("f", self.areas[frames], len(frames)), frames=frames, carries=op.src)
+        return _Message(
+            True,
+            tuple(replace(v, frame=f, codings=c) for v, f, c in zip(values, frames, codings, strict=True)),
+        )
+
+    def _into_frames(self, extent: Range, like: Operation) -> None:
+        """Code what of a range has no frame."""
+        values = self._values(extent)
+        first = 0
+        while first < len(values):
+            last = first + 1
+            if values[first].frame is None:
+                while last < len(values) and values[last].frame is None:
+                    last += 1
+                part = (extent[0], extent[1] + first, last - first)
+                self._check(values[first:last], like)
+                frames = self._encode(part, like)
+                self._put(
+                    part, [replace(v, frame=f) for v, f in zip(values[first:last], frames, strict=True)]
+                )
+            first = last
+
+    def _check(self, values: Sequence[_Value], like: Operation) -> None:
+        """Raise for partial sums that would be coded again; remember results that should have been coded before."""
+        for value in values:
+            if self.coding.lossless or not self.combining:
+                continue
+            if self._complete(value):
+                if value.birth >= 0:
+                    self.late.add((self.rank, value.birth))
+            elif value.codings and not self.coding.recode:
+                raise UsageError(
+                    f"rank {self.rank}, threadblock {like.threadblock}, step {like.step} sends on a partial sum with "
+                    "coded parts, and a lossy codec would add an error at every such hop. Schedules qualify whose "
+                    "owner of a chunk receives every contribution itself (or the uncoded sum of a node) and sends "
+                    "the result: taccl synth --engine direct makes one. A lossless codec needs none, and --recode "
+                    "codes at every hop"
+                )
+
+    def _encode(self, extent: Range, like: Operation) -> tuple[Frame, ...]:
+        area = self._area(extent[2])
+        frames = tuple(Frame(area[1], i, self.rank, extent[1] + i) for i in range(extent[2]))
+        self._add("encode", like, area, extent, frames=frames)
+        self.areas[frames] = area[1]
+        return frames
+
+    def _receive(self, number: int, op: Operation, message: _Message) -> None:
+        assert op.dst is not None
+        if not message.coded:
+            user = self.old.operations[number + 1] if op.dst[0] == "t" else None
+            if user is not None and user.kind == "reduce" and user.src is not None:
+                # What uses staged data is the operation right after the receive.
+                self._into_memory(user.src, op)
+            self._add("recv", op, op.dst)
+            self._put(op.dst, message.values)
+            return
+        area = self._area(len(message.values))
+        frames = tuple(
+            Frame(area[1], i, value.frame.rank, value.frame.chunk)
+            for i, value in enumerate(message.values)
+            if value.frame is not None
+        )
+        self._add("recv", op, area, frames=frames, carries=op.dst)
+        self.areas[frames] = area[1]
+        self._put(
+            op.dst,
+            [
+                replace(value, frame=frame, coded=not self.coding.hop, there=False, birth=-1)
+                for value, frame in zip(message.values, frames, strict=True)
+            ],
+        )
+
+    def _copy(self, op: Operation) -> None:
+        assert op.src is not None and op.dst is not None
+        for first, last, there in _runs(self._values(op.src)):
+            target = (op.dst[0], op.dst[1] + first, last - first)
+            source = (op.src[0], op.src[1] + first, last - first)
+            if there:
+                self._add("copy", op, target, source)
+            self._put(target, self._values(source))
+
+    def _reduce(self, number: int, op: Operation) -> None:
+        assert op.src is not None and op.dst is not None and op.received is not None
+        self._into_memory(op.src, op)
+        for first, last, there in _runs(self._values(op.received)):
+            count = last - first
+            dst, src, received = (
+                (extent[0], extent[1] + first, count) for extent in (op.dst, op.src, op.received)
+            )
+            mine, theirs = self._values(src), self._values(received)
+            if there:
+                self._add("reduce", op, dst, src, received)
+            else:
+                frames = tuple(value.frame for value in theirs if value.frame is not None)
+                self._add("accumulate", op, dst, src, frames=frames)
+            sums = [
+                _Value(a.chunk, a.ranks | b.ranks, max(a.codings, b.codings), number)
+                for a, b in zip(mine, theirs, strict=True)
+            ]
+            self._put(dst, sums)
+            if (self.rank, number) in self.early and all(map(self._complete, sums)):
+                self._code_result(dst, op)
+
+    def _code_result(self, extent: Range, like: Operation) -> None:
+        """Code a complete sum, and give its owner the values that all others will have."""
+        values = self._values(extent)
+        frames = self._encode(extent, like)
+        self._add("decode", like, extent, frames=frames)
+        self._put(
+            extent,
+            [
+                replace(value, frame=frame, coded=True, codings=value.codings + 1)
+                for value, frame in zip(values, frames, strict=True)
+            ],
+        )
+
+    def _keep(self) -> None:
+        """Decode what the user's buffers must hold in the end."""
+        left = sorted(
+            (self.names[cell], value)
+            for cell, value in self.cells.items()
+            if not value.there and cell[0] in ("i", "o", "io")
+        )
+        first = 0
+        while first < len(left):
+            (letter, place), _ = left[first]
+            last = first + 1
+            while last < len(left) and left[last][0] == (letter, place + last - first):
+                last += 1
+            # The last operation lends its place in the program; a decode is not waited for by name.
+            self._into_memory((letter, place, last - first), self.operations[-1])
+            first = last
+
+
+def _follows(values: Sequence[_Value], at: int) -> bool:
+    """Whether a frame stands right behind that of the cell before."""
+    before, here = values[at - 1].frame, values[at].frame
+    assert before is not None and here is not None
+    return here.area == before.area and here.index == before.index + 1
+
+
+def _runs(values: Sequence[_Value]) -> Iterator[tuple[int, int, bool]]:
+    """(first, past the last, whether in memory) of stretches whose frames, if they are frames, stand in a row."""
+    first = 0
+    while first < len(values):
+        last, there = first + 1, values[first].there
+        while last < len(values) and values[last].there == there and (there or _follows(values, last)):
+            last += 1
+        yield first, last, there
+        first = last
