@@ -95,10 +95,15 @@ def time_batched(
     costs: Costs,
     transfers: Sequence[Transfer],
     priority: Sequence[int] | None = None,
+    links: Container[int] | None = None,
 ) -> tuple[Message, ...]:
-    """Like time_by_priority, but a message takes along all that is ready for its link at that moment."""
+    """Like time_by_priority, but a message takes along all that is ready for its link at that moment.
+
+    links: where messages do so; None: on all links.
+    """
     order = list(range(len(transfers))) if priority is None else list(priority)
-    return _event_loop(topology, collective, costs, transfers, order, keep_order=False, batch=True)
+    some = range(len(topology.links)) if links is None else links
+    return _event_loop(topology, collective, costs, transfers, order, keep_order=False, batch=some)
 
 
 class Sums:
@@ -195,7 +200,7 @@ def _event_loop(
     transfers: Sequence[Transfer],
     priority: Sequence[int],
     keep_order: bool,
-    batch: bool = False,
+    batch: Container[int] = (),
 ) -> tuple[Message, ...]:
     needs = predecessors(topology, collective, transfers)
     waiting = [len(need) for need in needs]
@@ -228,7 +233,7 @@ def _event_loop(
 
     def make_ready(index: int) -> None:
         heapq.heappush(ready, (priority[index], index))
-        if batch:
+        if transfers[index].link in batch:
             on_link.setdefault((transfers[index].link, transfers[index].op), []).append(index)
 
     for index, count in enumerate(waiting):
@@ -249,7 +254,7 @@ def _event_loop(
                 continue
             link = topology.links[transfer.link]
             together = [index]
-            if batch:
+            if transfer.link in batch:
                 waiting_here = on_link.pop((transfer.link, transfer.op))
                 together = _disjoint(transfers, index, waiting_here)
                 left = [i for i in waiting_here if i not in together]

@@ -20,6 +20,7 @@ from taccl.synth.annealing.search import anneal
 from taccl.synth.candidates import Candidate, best_timing, complete, obeys
 from taccl.synth.check_algorithm import check_algorithm
 from taccl.synth.cluster.compose import compose, composes
+from taccl.synth.cluster.lengths import lengths
 from taccl.synth.collective import Collective, refined
 from taccl.synth.cost import Costs
 from taccl.synth.engines.greedy import Taste, funnelled, greedy, tastes
@@ -55,6 +56,8 @@ RESCUE_S = (0.2, 2.0)
 TIMED_PER_WALL = 3_000
 LOOKS_PER_WALL = 3_000
 BATCH_LOOKS_PER_WALL = 8_000
+# Transfers that the search for lengths of messages between nodes may time, for each second of the limit.
+LENGTHS_PER_WALL = 1_500
 # To share a message, chunks must be free to make a detour of so many hops over the rank that sends it.
 DETOUR = 4
 # Local search starts from the best schedules of so many engines: the second best is sometimes on the better hill.
@@ -225,6 +228,27 @@ class Search:
             transfers = tuple(as_transfers(messages))
             self.accept(p, Candidate(found.engine, p.collective, transfers, messages, found.time_fs))
 
+    def lengths(self, name: str, wanted: int | None) -> None:
+        """Allgathers and reduce-scatters between nodes with messages of chosen lengths; wanted: the chunking that is
+        asked for."""
+        if name not in ("allgather", "reducescatter") or not self.batching or self.should_stop():
+            return
+        priced = self.problem(1).costs
+        longest_fs = max(*priced.alpha_fs, *priced.chunk_fs)
+        if longest_fs > LONGEST_FS or self.restrictions.rules or not composes(self.topology, name):
+            return
+        turned = reverse(self.topology) if name == "reducescatter" else self.topology
+        work = round(LENGTHS_PER_WALL * self.budget_s)
+        for found in lengths(turned, priced.chunk_bytes, wanted, work, self.finished):
+            p = self.problem(found.partition)
+            if name == "allgather":
+                transfers = tuple(as_transfers(found.messages))
+                self.accept(p, Candidate("lengths", p.collective, transfers, found.messages, found.time_fs))
+            else:
+                # What spreads on links turned round collects on the links, last arrival first.
+                backwards = sorted(found.messages, key=lambda m: (-m.end_fs, -m.start_fs, m.link))
+                self.offer("lengths", p, [Transfer(m.link, m.chunks, "reduce") for m in backwards])
+
     def forest(self, name: str, root: int, pairs: Pairs, wanted: int | None) -> None:
         """Trees of the fluid optimum in whole chunks, pipelined; wanted: the chunking that is asked for."""
         if self.should_stop() or name not in FOREST_COLLECTIVES or not self.topology.links:
@@ -288,6 +312,8 @@ class Search:
 
     def pipeline(self, candidate: Candidate, engine: str) -> None:
         """Cut every chunk of a candidate finer and keep its routes, as long as that pays."""
+        if candidate.engine == "lengths":
+            return  # these were cut already
         if self.fixed_partition or any(not t.plain for t in candidate.transfers):
             return
         parts, last = 2, candidate.time_fs

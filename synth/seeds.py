@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
+from taccl.synth.bounds.large import EXPLICIT_RANKS
 from taccl.synth.candidates import Candidate
 from taccl.synth.engines import BASELINES, Inapplicable
 from taccl.synth.engines.circulant import cuts
@@ -114,6 +115,8 @@ def _composed(search: Search, request: Request, ladder: list[int]) -> None:
     for partition in ladder if wanted and request.topology.ranks >= LEAST_COMPOSED else ():
         if search.best is None or not search.finished():
             search.composed(request.collective, search.problem(partition), pairs_of_request(request))
+    if wanted and request.topology.ranks <= EXPLICIT_RANKS and not (search.best and search.finished()):
+        search.lengths(request.collective, ladder[0] if search.fixed_partition else None)
 
 
 def _baselines(search: Search, request: Request, names: list[str], ladder: list[int]) -> None:
@@ -154,7 +157,11 @@ def _joined(search: Search, request: Request, ladder: list[int]) -> None:
         _own_seeds(search, replace(request, collective=name), ladder, HALF_SHARE)
         for name in ("reducescatter", "allgather")
     ]
-    for partition in ladder:
+    # Halves may have chunkings of their own; the best that they share is one more.
+    shared = sorted(
+        set(halves[0]) & set(halves[1]), key=lambda k: (sum(half[k].time_fs for half in halves), k)
+    )
+    for partition in [*ladder, *(k for k in shared[:1] if k not in ladder)]:
         found = [half.get(partition) for half in halves]
         if all(found):
             transfers = [t for candidate in found if candidate for t in as_transfers(candidate.messages)]
