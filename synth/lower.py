@@ -151,8 +151,8 @@ def _variants(
         if exact:
             return
         rounds += 1
-        if not everywhere and (more == hints or rounds >= SELECTIVE or not selective):
-            everywhere, more = True, all_waits(shape, priced)
+        if not everywhere and (more == hints or stale or rounds >= SELECTIVE or not selective):
+            everywhere, more = True, all_waits(shape, priced, lowered.sender_of)
         if more == hints:
             return
         hints = more

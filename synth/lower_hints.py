@@ -58,21 +58,33 @@ def more_hints(
             continue
         served.add(early)
         pair = (sender_of[late], sender_of[early])
-        if early not in waiting and last[early] >= 0:
-            waits.add((early, last[early]))
+        if early not in waiting and last[early][1] >= 0:
+            waits.add((early, last[early][1]))
         elif ready[early] == ready[late] and pair[0] != pair[1]:
             before.add(pair)
     return Hints(frozenset(waits), frozenset(before))
 
 
-def all_waits(shape: Algorithm, priced: Costs) -> Hints:
+def all_waits(shape: Algorithm, priced: Costs, sender_of: Sequence[Sender]) -> Hints:
     """Every message waits for the last thing that completes on its rank before it starts.
 
     While a program keeps to its schedule this delays nothing, and messages become ready in an order that is as near to
-    the schedule's as waiting can make it.
+    the schedule's as waiting can make it. Of those that are ready at the same time on several ranks (some may have had
+    nothing to wait for) and then compete, ids decide.
     """
     last = _last_before(shape, priced)
-    return Hints(frozenset((number, other) for number, other in enumerate(last) if other >= 0))
+    waits = frozenset((number, other) for number, (_, other) in enumerate(last) if other >= 0)
+    before = set()
+    for users in _users(shape, priced).values():
+        users.sort(key=lambda number: shape.messages[number].start_fs)
+        for place, late in enumerate(users):
+            ready = last[late][0]
+            for early in reversed(users[:place]):
+                if shape.messages[early].start_fs < ready:
+                    break
+                if last[early][0] == ready and sender_of[early] != sender_of[late]:
+                    before.add((sender_of[early], sender_of[late]))
+    return Hints(waits, frozenset(before))
 
 
 def levels(before: frozenset[tuple[Sender, Sender]]) -> dict[Sender, int]:
@@ -114,10 +126,7 @@ def _jumps(
     shape: Algorithm, priced: Costs, ready: Sequence[int], started: Sequence[int]
 ) -> Iterator[tuple[int, int]]:
     """(late, early): a message that was ready in time and started late, and one that took its resource instead."""
-    users: defaultdict[int, list[int]] = defaultdict(list)
-    for number, message in enumerate(shape.messages):
-        for resource, _ in priced.holds[message.link]:
-            users[resource].append(number)
+    users = _users(shape, priced)
     for number, message in enumerate(shape.messages):
         if not ready[number] <= message.start_fs < started[number]:
             continue
@@ -129,6 +138,15 @@ def _jumps(
                 later = theirs.start_fs > message.start_fs and started[other] < started[number]
                 if later and until > message.start_fs:
                     yield number, other
+
+
+def _users(shape: Algorithm, priced: Costs) -> dict[int, list[int]]:
+    """The messages that hold each resource."""
+    users: defaultdict[int, list[int]] = defaultdict(list)
+    for number, message in enumerate(shape.messages):
+        for resource, _ in priced.holds[message.link]:
+            users[resource].append(number)
+    return users
 
 
 def _through(shape: Algorithm, priced: Costs) -> list[list[tuple[int, int]]]:
@@ -143,12 +161,12 @@ def _through(shape: Algorithm, priced: Costs) -> list[list[tuple[int, int]]]:
     return found
 
 
-def _last_before(shape: Algorithm, priced: Costs) -> list[int]:
-    """Per message the last other one that is through on its source rank when it starts; -1 for none."""
+def _last_before(shape: Algorithm, priced: Costs) -> list[tuple[int, int]]:
+    """Per message when the last other one is through on its source rank before it starts, and which; (0, -1): none."""
     through = _through(shape, priced)
     found = []
     for number, message in enumerate(shape.messages):
         events = through[message.src]
         place = bisect_right(events, (message.start_fs, len(shape.messages)))
-        found.append(events[place - 1][1] if place and events[place - 1][1] != number else -1)
+        found.append(events[place - 1] if place and events[place - 1][1] != number else (0, -1))
     return found

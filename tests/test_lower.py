@@ -9,7 +9,7 @@ import pytest
 
 from taccl.errors import Infeasible
 from taccl.profiles.load import load_topology
-from taccl.profiles.topology import Link, Topology
+from taccl.profiles.topology import Link, Port, Topology
 from taccl.synth.algorithm import Algorithm, Certificate
 from taccl.synth.candidates import best_timing
 from taccl.synth.check_algorithm import check_algorithm
@@ -35,6 +35,18 @@ def algorithm_of(topology: Topology, collective: Collective, transfers: list[Tra
         return None
     unknown = Certificate(0.0, "", 0.0, "feasible")
     return Algorithm("test", collective, topology.name, SIZE, found.messages, found.time_fs, unknown, "test")
+
+
+def switched(ranks: int) -> Topology:
+    """Every pair joined, one port out and one in a rank, occupancy all of alpha."""
+    ports = [Port(f"gpu{r}.{way}", Fraction(8), "switch") for r in range(ranks) for way in ("out", "in")]
+    links = [
+        Link(a, b, Fraction(3, 10), Fraction(8), Fraction(3, 10), (2 * a, 2 * b + 1))
+        for a in range(ranks)
+        for b in range(ranks)
+        if a != b
+    ]
+    return Topology("switched", (tuple(range(ranks)),), tuple(links), tuple(ports))
 
 
 def lowered(algorithm: Algorithm, topology: Topology, **options: int) -> LoweringResult:
@@ -177,3 +189,12 @@ def test_golden_xml(name: str, spec: str) -> None:
     golden = Path(__file__).parent / "golden" / f"lower-{name}-ring3.xml"
     assert text == golden.read_text()
     assert read_xml(text).ranks == 3
+
+
+def test_messages_with_nothing_to_wait_for_do_not_jump_the_queue() -> None:
+    """A pipeline's first rounds leave ranks idle; ready early, they would take others' turns at a port ever after."""
+    topology = switched(18)
+    collective = build("broadcast", 18, 6)
+    algorithm = algorithm_of(topology, collective, BASELINES["circulant"](topology, collective))
+    assert algorithm is not None
+    assert lowered(algorithm, topology).slower_fs == 0
