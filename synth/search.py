@@ -64,6 +64,8 @@ DETOUR = 4
 MOST_STARTS = 3
 # Beyond this many messages lowering would need more channels and steps than a GPU has.
 MOST_MESSAGES = 4_000
+# Chunks down a few trees out of one root: a pipeline through many ranks needs them small.
+MOST_PIPELINED = 16_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,7 +272,9 @@ class Search:
         )  # fmt: skip
         usable = _usable(stated) if self.restrictions.rules else None
         most = -wanted if wanted else max(1, self.size_bytes // (blocks * LEAST_CHUNK_BYTES))
-        for partition, found in forests(task, most, ForestEffort(), self.seed, self.finished, usable):
+        rooted = name in ("broadcast", "reduce")
+        effort = ForestEffort(most_messages=MOST_PIPELINED) if rooted else ForestEffort()
+        for partition, found in forests(task, most, effort, self.seed, self.finished, usable):
             messages = messages_of(found.messages("groups" if teams else name, partition))
             p = self.problem(partition)
             candidate = Candidate(

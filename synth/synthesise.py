@@ -8,7 +8,7 @@ model starts from the best schedule so far, and no answer is worse than any seed
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 
@@ -48,7 +48,7 @@ def synthesise(
     should_stop: Callable[[], bool] | None = None,
 ) -> Algorithm:
     """The best algorithm found for a request, with its certificate; see `synthesise_several`."""
-    return synthesise_several(request, on_progress, should_stop, 0)[0]
+    return next(synthesise_several(request, on_progress, should_stop, 0))
 
 
 def synthesise_several(
@@ -56,9 +56,9 @@ def synthesise_several(
     on_progress: Callable[[Progress], None] | None = None,
     should_stop: Callable[[], bool] | None = None,
     others: int = 3,
-) -> tuple[Algorithm, ...]:
+) -> Iterator[Algorithm]:
     """The best algorithm found for a request, and after it the best that `others` more engines and chunkings have,
-    the quickest first, each with its certificate.
+    the quickest first, each with its certificate, which is made when it is asked for.
 
     should_stop is polled; when it turns true the best so far is returned (Interrupted if there is none).
     Raises UsageError, Infeasible (with the sketch's conflicting rules), NoSolutionInTime, Interrupted.
@@ -142,7 +142,7 @@ def synthesise_several(
         (c for c in search.of_engine.values() if c.messages != best.messages),
         key=lambda c: (c.time_fs, c.collective.partition, c.engine),
     )
-    return tuple(certified(candidate) for candidate in (best, *rest[:others]))
+    return map(certified, (best, *rest[:others]))
 
 
 def _models(search: Search, request: Request, ladder: list[int]) -> None:

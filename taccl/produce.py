@@ -6,7 +6,7 @@ them that verification rejects. A program that is slower than its schedule comes
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -134,14 +134,14 @@ def produce(
     began = time.monotonic()
     scaled = at_scale(request) or composed_alone(request)
     algorithm: Algorithm | SymmetricAlgorithm
-    others: tuple[Algorithm, ...] = ()
+    others: Iterator[Algorithm] = iter(())
     if composed_alone(request):
         algorithm = synthesise_composed(request, on_progress, should_stop)
     elif scaled:
         algorithm = synthesise_at_scale(request, on_progress, should_stop)
     else:
-        algorithm, *rest = synthesise_several(request, on_progress, should_stop)
-        others = tuple(rest)
+        others = synthesise_several(request, on_progress, should_stop)
+        algorithm = next(others)
     solve_s = time.monotonic() - began
     ended = why_ended(request, algorithm, solve_s, should_stop is not None and should_stop(), scaled)
     product = Product(algorithm, topology, None, solve_s, algorithm.time_fs, warnings, "", ended)
@@ -167,7 +167,7 @@ def why_ended(
     return "stages-done" if not scaled and request.engine in ("auto", "cp-sat") else "nothing-left"
 
 
-def _lowered(order: Order, product: Product, others: tuple[Algorithm, ...]) -> Product:
+def _lowered(order: Order, product: Product, others: Iterator[Algorithm]) -> Product:
     """The product with its program, or with the reason why there is none.
 
     others: the next best schedules, the quickest first. One of them is taken when the best loses time in lowering,
@@ -185,10 +185,9 @@ def _lowered(order: Order, product: Product, others: tuple[Algorithm, ...]) -> P
         lowered = lower_exact(algorithm, product.topology, instances=order.instances, protocol=order.protocol)
     except Infeasible as limit:
         return replace(product, no_program=str(limit))
-    for other in others:
-        if lowered.simulated_time_fs <= WORTHWHILE * algorithm.time_fs:
-            break
-        if other.time_fs * WORTHWHILE >= lowered.simulated_time_fs:
+    while lowered.simulated_time_fs > WORTHWHILE * algorithm.time_fs:
+        other = next(others, None)
+        if other is None or other.time_fs * WORTHWHILE >= lowered.simulated_time_fs:
             break
         try:
             found = lower_exact(other, product.topology, instances=order.instances, protocol=order.protocol)
@@ -196,8 +195,7 @@ def _lowered(order: Order, product: Product, others: tuple[Algorithm, ...]) -> P
             continue
         if found.simulated_time_fs * WORTHWHILE < lowered.simulated_time_fs:
             algorithm, lowered = other, found
-    if algorithm in others:
-        product = replace(product, algorithm=algorithm)
+            product = replace(product, algorithm=algorithm)
     program = lowered.program
     if order.size_range is not None:
         program = replace(program, min_bytes=order.size_range[0], max_bytes=order.size_range[1])

@@ -226,7 +226,7 @@ def test_the_search_stops_where_the_answer_is_called_optimal(monkeypatch: pytest
 
 def test_the_next_best_schedules_are_right_and_in_order() -> None:
     topology = load_topology("ring:4")
-    several = synthesise_several(Request(topology, "allgather", 10**6, time_limit_s=1.0))
+    several = tuple(synthesise_several(Request(topology, "allgather", 10**6, time_limit_s=1.0)))
     assert len(several) > 1 and [a.time_fs for a in several] == sorted(a.time_fs for a in several)
     assert len({(a.engine, a.collective.partition) for a in several}) == len(several)
     for algorithm in several:
