@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import replace
 from fractions import Fraction
@@ -11,6 +12,8 @@ from brute_force import Search, TooLarge
 
 from taccl.profiles.topology import Link, Port, Topology
 from taccl.synth.bounds import granular_bound, lower_bound
+from taccl.synth.bounds.fill_links import link_fill_time
+from taccl.synth.bounds.network import fluid
 from taccl.synth.collective import Collective, build
 from taccl.synth.cost import FS_PER_US
 
@@ -155,6 +158,37 @@ def test_no_optimum_of_a_pipeline_behind_one_port_a_rank_is_below_a_bound(name: 
         solved += 1
         decided += bound.name.startswith("pipeline")
     assert solved >= 3 and decided, (solved, decided)
+
+
+@pytest.mark.parametrize("name", ["broadcast", "reduce"])
+def test_no_optimum_of_a_pipeline_over_links_of_its_own_is_below_a_bound(name: str) -> None:
+    """Rings and lines; from some roots every rank has a link, from others not."""
+    solved = close = 0
+    for ranks, closed, partition, alpha, occupancy in [
+        (3, True, 2, 1, 1), (3, True, 3, 1, 1), (3, True, 4, 1, 1), (3, True, 3, 2, 1), (3, True, 3, 2, 2),
+        (3, False, 3, 1, 1), (3, False, 4, 1, 1), (3, False, 4, 2, 2), (4, False, 3, 1, 1), (4, True, 2, 1, 1),
+    ]:  # fmt: skip
+        ends = [(r, (r + 1) % ranks) for r in range(ranks if closed else ranks - 1)]
+        links = tuple(
+            Link(a, b, Fraction(alpha), Fraction(1), Fraction(occupancy))
+            for a, b in sorted({*ends, *((b, a) for a, b in ends)})
+        )
+        topology = Topology("graph", (tuple(range(ranks)),), links)
+        network = fluid(topology, Fraction(10**6))
+        for root in (0, 1):
+            collective = build(name, ranks, partition, root=root)
+            others = [rank for rank in range(ranks) if rank != root]
+            time = link_fill_time(network, root, others, partition, name == "reduce")
+            assert time is not None
+            least = math.ceil(network.to_us(time))
+            search = Search(topology, collective, MAX_STATES)
+            try:
+                assert not search.possible(least - 1), (ranks, closed, partition)
+                close += search.possible(least + 1)
+            except TooLarge:
+                continue
+            solved += 1
+    assert solved >= 8 and close >= 5, (solved, close)
 
 
 def two_nodes(rng: random.Random) -> Topology:

@@ -8,6 +8,7 @@ from fractions import Fraction
 from taccl.synth.bounds.bound import Bound, ranks_text
 from taccl.synth.bounds.crossings import crossing_time
 from taccl.synth.bounds.fill import fill_time
+from taccl.synth.bounds.fill_links import link_fill_time
 from taccl.synth.bounds.growth import growth_time, relay_time
 from taccl.synth.bounds.network import Network
 from taccl.synth.bounds.wants import Wants
@@ -43,11 +44,12 @@ def message_bounds(network: Network, collective: Collective, wants: Wants, floor
         one, others = (destinations, sources) if combining else (sources, destinations)
         if len(one) == 1:
             root = min(one)
-            filled = fill_time(network, root, others - one, chunks, combining)
-            if filled is not None and filled > floor:
-                floor = filled
-                way = "into" if combining else "out of"
-                found.append(Bound(network.to_fs(floor), f"pipeline {way} rank {root}"))
+            way = "into" if combining else "out of"
+            for time in (fill_time, link_fill_time):
+                filled = time(network, root, others - one, chunks, combining)
+                if filled is not None and filled > floor:
+                    floor = filled
+                    found.append(Bound(network.to_fs(floor), f"pipeline {way} rank {root}"))
     across = crossing_time(network, heard, math.floor(floor))
     if across is not None:
         floor = Fraction(across[0])
