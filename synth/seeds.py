@@ -7,8 +7,7 @@ from dataclasses import replace
 
 from taccl.synth.bounds.large import EXPLICIT_RANKS
 from taccl.synth.candidates import Candidate
-from taccl.synth.engines import BASELINES, Inapplicable
-from taccl.synth.engines.circulant import cuts
+from taccl.synth.engines import BASELINES, Inapplicable, chain, circulant
 from taccl.synth.engines.exchange import exchanging_allreduce
 from taccl.synth.engines.rooted import rooted_allreduce
 from taccl.synth.request import Request, alpha_dominates, builder, generators, pairs_of_request
@@ -17,8 +16,9 @@ from taccl.synth.search import MOST_MESSAGES, Search
 from taccl.synth.side_by_side import side_by_side
 from taccl.synth.symmetric.search import COLLECTIVES
 
-# Baselines whose routes depend on the number of chunks, so that a finer cut is not a cut of the same routes.
-BY_ROUNDS = ("circulant",)
+# Baselines with a formula for the number of chunks, which is tried beside the ladder: the routes of circulant graphs
+# depend on it, and a chain wants more chunks than any tree.
+BY_ROUNDS = {"circulant": circulant.cuts, "chain": chain.cuts}
 # Baselines that are looked at only where a chunk costs more for being a message than for its bytes.
 FOR_SHORT = ("one-shot-trees",)
 # Of the seeds' share, for baselines; greedy trees and quotients come after them.
@@ -122,10 +122,11 @@ def _composed(search: Search, request: Request, ladder: list[int]) -> None:
 def _baselines(search: Search, request: Request, names: list[str], ladder: list[int]) -> None:
     """Each baseline at every chunking, and its best three cut finer: what it would get if it were asked for alone."""
     found: dict[str, list[Candidate]] = {name: [] for name in names}
-    finer = [] if search.fixed_partition or len(ladder) == 1 else _rounds_of(search, request)
-    for partition in [*ladder, *finer]:
+    finer = {} if search.fixed_partition or len(ladder) == 1 else _rounds_of(search, request)
+    own = sorted({k for name in names for k in finer.get(name, ())} - {*ladder})
+    for partition in [*ladder, *own]:
         p = search.problem(partition)
-        for name in names if partition in ladder else [n for n in names if n in BY_ROUNDS]:
+        for name in names if partition in ladder else [n for n in names if partition in finer.get(n, ())]:
             # However short the limit: an answer is never slower than a baseline of so many chunks.
             spent = search.seeds_spent(BASELINES_SHARE) or search.left_s() <= 0
             if search.should_stop() or search.reached() or (spent and search.best and partition != ladder[0]):
@@ -143,12 +144,13 @@ def _baselines(search: Search, request: Request, names: list[str], ladder: list[
                 search.pipeline(candidate, name)
 
 
-def _rounds_of(search: Search, request: Request) -> list[int]:
-    """Chunks a block that suit rounds of one chunk each."""
+def _rounds_of(search: Search, request: Request) -> dict[str, list[int]]:
+    """Of the baselines that have rounds of one chunk each, the numbers of chunks a block that suit them."""
     p = search.problem(1)
     ranks = p.collective.group_ranks
     most = MOST_MESSAGES // max(1, len(p.collective.teams) * (ranks - 1))
-    return cuts(ranks, min(p.costs.occupancy_fs, default=1), max(p.costs.chunk_fs, default=0), most)
+    held, whole = min(p.costs.occupancy_fs, default=1), max(p.costs.chunk_fs, default=0)
+    return {name: cuts(ranks, held, whole, most) for name, cuts in BY_ROUNDS.items()}
 
 
 def _joined(search: Search, request: Request, ladder: list[int]) -> None:

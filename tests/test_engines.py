@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from fractions import Fraction
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -13,8 +14,8 @@ from taccl.profiles.load import load_topology
 from taccl.profiles.topology import Link, Port, Topology
 from taccl.synth.collective import NAMES, Chunk, Collective, build
 from taccl.synth.cost import costs
-from taccl.synth.engines import BASELINES, Inapplicable
-from taccl.synth.engines.circles import circles
+from taccl.synth.engines import BASELINES, Inapplicable, chain
+from taccl.synth.engines.circles import chain_from, circles
 from taccl.synth.engines.circulant import rounds
 from taccl.synth.engines.double_binary_tree import binary_tree
 from taccl.synth.engines.embedding import embed
@@ -123,6 +124,9 @@ def test_complete_graph_serves_everything(name: str, ranks: int) -> None:
 
 @pytest.mark.parametrize("ranks", range(1, 10))
 def test_trees_and_one_shots_on_complete_graphs(ranks: int) -> None:
+    for which in ("broadcast", "reduce"):
+        for root in {0, ranks // 2}:
+            run("chain", complete(ranks), build(which, ranks, 3, root=root))
     for which in ("broadcast", "reduce", "allreduce"):
         for root in {0, ranks // 2}:
             run("double-binary-tree", complete(ranks), build(which, ranks, 3, root=root))
@@ -149,6 +153,33 @@ def test_one_shots_in_digits_use_cliques_and_one_rank_for_each_nic() -> None:
     ports = [port for link in crossing for port in link.ports if machine.ports[port].kind == "nic"]
     assert len(crossing) == 16
     assert len(ports) == len(set(ports)) == 32
+
+
+@pytest.mark.parametrize("ranks", [2, 6])
+@pytest.mark.parametrize("size_mb", [1, 400])
+def test_a_chain_takes_the_rounds_of_the_formula_and_is_cut_best(ranks: int, size_mb: int) -> None:
+    """(p - 2 + k)(alpha + beta n / k) for every k, and the numbers of chunks that are tried have the least of them."""
+    topology = complete(ranks)
+    found = {}
+    for k in range(1, 90):
+        collective = build("broadcast", ranks, k, root=1)
+        transfers = run("chain", topology, collective)
+        priced = costs(topology, Fraction(size_mb * 10**6, k))
+        time_fs = completion_fs(priced, time_in_order(topology, collective, priced, transfers))
+        rounds = ranks - 2 + k
+        assert 0 <= time_fs - rounds * (10**9 + Fraction(10 * size_mb * 10**9, k)) <= 2 * rounds
+        found[k] = time_fs
+    tried = chain.cuts(ranks, 10**9, 10 * size_mb * 10**9, 89)
+    assert min(found[k] for k in tried) <= Fraction(101, 100) * min(found.values())
+
+
+def test_a_chain_leaves_each_node_once() -> None:
+    for spec, root in (("ndv2:2", 3), ("dgx-a100:2", 8)):
+        topology = load_topology(spec)
+        ranks = chain_from(topology, root)
+        assert ranks is not None and ranks[0] == root and sorted(ranks) == list(range(topology.ranks))
+        home = topology.node_of()
+        assert sum(home[a] != home[b] for a, b in pairwise(ranks)) == 1
 
 
 @pytest.mark.parametrize("nodes", [2, 3, 4])

@@ -10,6 +10,7 @@ docs/codecs.md has the format to the byte, the promised errors and what was meas
 
 from taccl.runtime.codecs.codec import TILE, Codec, FrameError, Promise, Scratch
 from taccl.runtime.codecs.coding import accumulate_into, decode_into, encode_into, verify
+from taccl.runtime.codecs.feedback import ErrorFeedback
 from taccl.runtime.codecs.frame import Frame, Origin, most_bytes
 from taccl.runtime.codecs.registry import CODECS, get
 
@@ -17,6 +18,7 @@ __all__ = [
     "CODECS",
     "TILE",
     "Codec",
+    "ErrorFeedback",
     "Frame",
     "FrameError",
     "Origin",

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from taccl.profiles.topology import Topology
 from taccl.synth.collective import Collective
 from taccl.synth.engines import (
+    chain,
     circulant,
     direct,
     double_binary_tree,
@@ -37,6 +38,7 @@ BASELINES: dict[str, Callable[[Topology, Collective], list[Transfer]]] = {
     "hierarchical": for_groups(hierarchical.transfers),
     "double-binary-tree": for_groups(double_binary_tree.transfers),
     "circulant": for_groups(circulant.transfers),
+    "chain": for_groups(chain.transfers),
     "one-shot-doubling": for_groups(one_shot.doubling),
     "one-shot-levels": for_groups(one_shot_levels.transfers),
     "one-shot-pairs": for_groups(one_shot.all_pairs),

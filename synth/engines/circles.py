@@ -98,16 +98,26 @@ def hamiltonian(
     return None
 
 
-def _fastest(topology: Topology, left: set[int], busy: list[int], number: int | None) -> Circle | None:
-    """The circle on the links of `left` whose slowest link is fastest; number None: a chain instead."""
+@lru_cache(maxsize=64)
+def chain_from(topology: Topology, root: int) -> tuple[int, ...] | None:
+    """All ranks in a row from the root over existing links, the slowest as fast as possible; None if none was found."""
+    found = _fastest(topology, set(range(len(topology.links))), [0] * len(topology.ports), None, [root])
+    return None if found is None else found.ranks
+
+
+def _fastest(
+    topology: Topology, left: set[int], busy: list[int], number: int | None, starts: list[int] | None = None
+) -> Circle | None:
+    """The circle on the links of `left` whose slowest link is fastest; number None: a chain instead, from one of
+    `starts` (None: from any rank)."""
     speeds = sorted({beta(topology, link) for link in left})
     low, high = 0, len(speeds) - 1
     if high < 0 or topology.ranks < 2:
         return None
-    best = _within(topology, left, busy, speeds[high], number)
+    best = _within(topology, left, busy, speeds[high], number, starts)
     while best is not None and low < high:
         middle = (low + high) // 2
-        circle = _within(topology, left, busy, speeds[middle], number)
+        circle = _within(topology, left, busy, speeds[middle], number, starts)
         if circle is None:
             low = middle + 1
         else:
@@ -116,7 +126,12 @@ def _fastest(topology: Topology, left: set[int], busy: list[int], number: int | 
 
 
 def _within(
-    topology: Topology, left: set[int], busy: list[int], slowest: int, number: int | None
+    topology: Topology,
+    left: set[int],
+    busy: list[int],
+    slowest: int,
+    number: int | None,
+    starts: list[int] | None,
 ) -> Circle | None:
     """A circle (number None: a chain) on the links of `left` that are not slower than `slowest`."""
 
@@ -139,7 +154,8 @@ def _within(
     node_of = dict(enumerate(topology.node_of()))
     first = topology.nodes[0]
     closed = number is not None
-    starts = list(range(topology.ranks)) if number is None else [first[number % len(first)]]
+    if starts is None:
+        starts = list(range(topology.ranks)) if number is None else [first[number % len(first)]]
     for nodes in [node_of, None] if len(topology.nodes) > 1 else [None]:
         for start in starts:
             order = hamiltonian(successors, start, nodes, closed)

@@ -22,7 +22,7 @@ COLLECTIVES = (
 )  # fmt: skip
 ENGINES = (
     "auto", "cp-sat", "greedy", "ring", "recursive-doubling", "direct", "hierarchical", "double-binary-tree",
-    "circulant", "one-shot-doubling", "one-shot-levels", "one-shot-pairs", "one-shot-trees",
+    "circulant", "chain", "one-shot-doubling", "one-shot-levels", "one-shot-pairs", "one-shot-trees",
 )  # fmt: skip
 PROTOCOLS = ("Simple", "LL", "LL128")
 
