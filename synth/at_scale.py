@@ -8,28 +8,30 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import chain
 
 from taccl.errors import CheckFailed, Infeasible, Interrupted, UsageError
 from taccl.profiles.link_table import link_table
-from taccl.synth.algorithm import Certificate
+from taccl.synth.algorithm import Algorithm, Certificate
 from taccl.synth.bounds.bound import Bound, strongest
 from taccl.synth.bounds.large import EXPLICIT_RANKS, large_bound
 from taccl.synth.bounds.scale import FAR, scale_bound
-from taccl.synth.candidates import best_timing
+from taccl.synth.candidates import Candidate, best_timing
+from taccl.synth.check_algorithm import check_algorithm
 from taccl.synth.check_table import check_table
 from taccl.synth.cluster.compose import Composed, compose, composes
 from taccl.synth.collective import build
 from taccl.synth.cost import costs, us
 from taccl.synth.engines import BASELINES, Inapplicable
 from taccl.synth.engines.circulant import cuts
+from taccl.synth.engines.one_shot_trees import crowded_fs
 from taccl.synth.forest.search import Effort as ForestEffort
 from taccl.synth.forest.search import forests, pays
 from taccl.synth.message_table import MessageTable, message_table
 from taccl.synth.places import NAMED, Places
-from taccl.synth.request import SAME, Progress, Request, provenance
+from taccl.synth.request import SAME, Progress, Request, alpha_dominates, provenance
 from taccl.synth.symmetric.algorithm import SymmetricAlgorithm
 from taccl.synth.symmetric.group import Group, trivial_group
 from taccl.synth.symmetric.quotient import quotient
@@ -58,6 +60,8 @@ MOST_BOTH_RANKS = 512
 # Up to so many ranks baselines are timed message by message.
 MOST_EXPLICIT_RANKS = 256
 MOST_EXPLICIT_MESSAGES = 1 << 15
+TREES = "one-shot-trees"
+HOPELESS = 2  # times what is known: trees that meet on some link for so long are not timed
 # A finer cut must pay.
 WORTHWHILE = 0.995
 
@@ -77,9 +81,10 @@ def synthesise_at_scale(
     request: Request,
     on_progress: Callable[[Progress], None] | None = None,
     should_stop: Callable[[], bool] | None = None,
-) -> SymmetricAlgorithm:
+) -> SymmetricAlgorithm | Algorithm:
     """The best schedule found for a request, checked message by message, with its certificate.
 
+    A SymmetricAlgorithm, but for short allreduces in which ranks hold several sums of a chunk: columns know one.
     Raises UsageError for a size that is none, Infeasible when a rank cannot be reached, Interrupted.
     """
     _check(request)
@@ -165,6 +170,9 @@ def synthesise_at_scale(
         )
     if not wanted:
         bound = strongest([free, _bound(request, best[0])])
+    trees = None if stop() else _trees(request, wanted, best[1].time_fs)
+    if trees is not None:
+        return _certified(request, trees, free)
     if best[1].time_fs < bound.time_fs:
         raise CheckFailed(f"the bound {bound.name!r} is above the time of a schedule, a fault of taccl")
     made = _made(request, *best, free, bound)
@@ -222,6 +230,45 @@ def _explicit(request: Request, wanted: int | None) -> Iterator[tuple[int, Compo
                 yield partition, Composed(name, timed.time_fs, message_table(timed.messages))
 
 
+def _trees(request: Request, wanted: int | None, than_fs: int) -> Candidate | None:
+    """An allreduce along a tree to every rank, where vectors are short and that is quicker than what is known."""
+    if (
+        request.collective != "allreduce"
+        or request.engine == "greedy"
+        or not request.batching
+        or wanted not in (None, 1)
+    ):
+        return None
+    collective = build("allreduce", request.topology.ranks)
+    if not alpha_dominates(request, collective):
+        return None
+    whole = costs(request.topology, Fraction(request.size_bytes))
+    try:
+        if crowded_fs(request.topology, collective, whole) > HOPELESS * than_fs:
+            return None
+        transfers = BASELINES[TREES](request.topology, collective)
+    except Inapplicable:
+        return None
+    priced = costs(request.topology, collective.chunk_bytes(request.size_bytes))
+    timed = best_timing(TREES, request.topology, collective, priced, transfers)
+    return timed if timed is not None and timed.time_fs < than_fs else None
+
+
+def _certified(request: Request, found: Candidate, free: Bound) -> Algorithm:
+    made = found.algorithm(request.topology, request.size_bytes)
+    bound = strongest([free, _bound(request, 1)])
+    if made.time_fs < bound.time_fs:
+        raise CheckFailed(f"the bound {bound.name!r} is above the time of a schedule, a fault of taccl")
+    wrong = check_algorithm(made, request.topology)
+    if wrong:
+        raise CheckFailed(f"the schedule found by {made.engine} is wrong, a fault of taccl: {wrong[0]}")
+    return replace(
+        made,
+        certificate=_certificate(request, made.time_fs, free, bound),
+        provenance=provenance(request),
+    )
+
+
 def _representatives(request: Request) -> int:
     """How many ranks stand for all, where schedules can be composed of nodes; else 0."""
     if request.engine == "greedy" or not composes(request.topology, request.collective):
@@ -272,14 +319,6 @@ def _size_chunks(collective: str, ranks: int, partition: int) -> int:
 
 
 def _made(request: Request, partition: int, found: _Answer, free: Bound, bound: Bound) -> SymmetricAlgorithm:
-    time_fs = found.time_fs
-    within_fs = min(time_fs, bound.time_fs)
-    status, proved_by = "feasible", ""
-    if time_fs - free.time_fs <= SAME * time_fs:
-        status, proved_by = "optimal", "any algorithm"
-    elif time_fs - within_fs <= SAME * time_fs:
-        chunks = "whole chunks" if request.batching else "whole chunks, one a message"
-        status, proved_by = "optimal", f"any algorithm of {chunks} ({bound.name})"
     return SymmetricAlgorithm(
         name=f"{request.collective}-{request.topology.name}-{found.engine}",
         collective=request.collective,
@@ -289,9 +328,21 @@ def _made(request: Request, partition: int, found: _Answer, free: Bound, bound: 
         topology_name=request.topology.name,
         group=found.group,
         messages=found.messages(),
-        time_fs=time_fs,
-        certificate=Certificate(us(free.time_fs), free.name, us(within_fs), status, proved_by),
+        time_fs=found.time_fs,
+        certificate=_certificate(request, found.time_fs, free, bound),
         engine=found.engine,
         root=request.root,
         provenance=provenance(request),
     )
+
+
+def _certificate(request: Request, time_fs: int, free: Bound, bound: Bound) -> Certificate:
+    """free holds for any algorithm, bound for this chunking."""
+    within_fs = min(time_fs, bound.time_fs)
+    status, proved_by = "feasible", ""
+    if time_fs - free.time_fs <= SAME * time_fs:
+        status, proved_by = "optimal", "any algorithm"
+    elif time_fs - within_fs <= SAME * time_fs:
+        chunks = "whole chunks" if request.batching else "whole chunks, one a message"
+        status, proved_by = "optimal", f"any algorithm of {chunks} ({bound.name})"
+    return Certificate(us(free.time_fs), free.name, us(within_fs), status, proved_by)

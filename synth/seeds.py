@@ -7,9 +7,12 @@ from dataclasses import replace
 
 from taccl.synth.bounds.large import EXPLICIT_RANKS
 from taccl.synth.candidates import Candidate
+from taccl.synth.cost import Costs, costs
 from taccl.synth.engines import BASELINES, Inapplicable, chain, circulant
 from taccl.synth.engines.exchange import exchanging_allreduce
+from taccl.synth.engines.one_shot_trees import crowded_fs, reshaped
 from taccl.synth.engines.rooted import rooted_allreduce
+from taccl.synth.problem import Problem
 from taccl.synth.request import Request, alpha_dominates, builder, generators, pairs_of_request
 from taccl.synth.schedule import as_transfers
 from taccl.synth.search import MOST_MESSAGES, Search
@@ -20,7 +23,12 @@ from taccl.synth.symmetric.search import COLLECTIVES
 # depend on it, and a chain wants more chunks than any tree.
 BY_ROUNDS = {"circulant": circulant.cuts, "chain": chain.cuts}
 # Baselines that are looked at only where a chunk costs more for being a message than for its bytes.
-FOR_SHORT = ("one-shot-trees",)
+TREES = "one-shot-trees"
+FOR_SHORT = (TREES,)
+# They are given up where they take more than so many times as long as the best; for other ways so many messages are
+# clocked for each second of the limit.
+HOPELESS = 2
+CLOCKED_PER_WALL = 3_000
 # Of the seeds' share, for baselines; greedy trees and quotients come after them.
 BASELINES_SHARE = 0.5
 # Of an allreduce's limit, for the seeds of each of its halves on their own.
@@ -56,6 +64,7 @@ def _seeds(search: Search, request: Request, ladder: list[int], forest: bool = T
             _forest(search, request, ladder)
     if request.engine != "greedy":
         _baselines(search, request, names, ladder)
+        _reshaped(search, request, ladder[0])
     _composed(search, request, ladder)
     for partition in ladder if request.engine in ("auto", "cp-sat", "greedy") else ():
         if search.seeds_spent() or (search.best is not None and search.finished()):
@@ -132,6 +141,8 @@ def _baselines(search: Search, request: Request, names: list[str], ladder: list[
             if search.should_stop() or search.reached() or (spent and search.best and partition != ladder[0]):
                 return
             try:
+                if name == TREES and len(names) > 1 and _crowded(search, request, p):
+                    continue
                 transfers = BASELINES[name](request.topology, p.collective)
             except Inapplicable:
                 continue
@@ -142,6 +153,33 @@ def _baselines(search: Search, request: Request, names: list[str], ladder: list[
         for candidate in sorted(found[name], key=lambda c: (c.time_fs, c.collective.partition))[:3]:
             if not (search.seeds_spent(BASELINES_SHARE) or search.finished()):
                 search.pipeline(candidate, name)
+
+
+def _crowded(search: Search, request: Request, p: Problem) -> bool:
+    """Whether trees to every rank meet on some link or port so often that they are hopeless."""
+    if search.best is None or request.groups:
+        return False
+    return crowded_fs(request.topology, p.collective, _of_vector(request, p)) > HOPELESS * search.best.time_fs
+
+
+def _of_vector(request: Request, p: Problem) -> Costs:
+    """Prices of the whole vector as one chunk."""
+    return costs(request.topology, p.collective.chunk_bytes(request.size_bytes) * len(p.collective.chunks))
+
+
+def _reshaped(search: Search, request: Request, partition: int) -> None:
+    """Trees to every rank over other ways, where they are not far behind the best."""
+    known = search.of_engine.get((partition, TREES))
+    if known is None or request.groups or search.best is None or search.finished():
+        return
+    if known.time_fs > HOPELESS * search.best.time_fs:
+        return
+    p = search.problem(partition)
+    work = round(CLOCKED_PER_WALL * search.budget_s)
+    found = reshaped(
+        request.topology, p.collective, _of_vector(request, p), work, request.seed, search.finished
+    )
+    search.offer(TREES, p, found)
 
 
 def _rounds_of(search: Search, request: Request) -> dict[str, list[int]]:

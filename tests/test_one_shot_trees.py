@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from fractions import Fraction
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,10 +18,12 @@ from taccl.profiles.load import load_topology
 from taccl.profiles.topology import Topology
 from taccl.runtime.dtypes import DTYPES
 from taccl.synth.algorithm import Algorithm, Certificate, Message
+from taccl.synth.at_scale import _trees, synthesise_at_scale
 from taccl.synth.check_algorithm import check_algorithm
 from taccl.synth.collective import build
 from taccl.synth.cost import costs, us
 from taccl.synth.engines import BASELINES
+from taccl.synth.engines.one_shot_trees import reshaped
 from taccl.synth.explain import explain
 from taccl.synth.export.timeline import of_algorithm
 from taccl.synth.lower import lower_exact
@@ -31,6 +34,7 @@ from taccl.synth.synthesise import synthesise
 from taccl.synth.verify import is_correct, verify
 
 NAME = "one-shot-trees"
+ROOT = Path(__file__).parents[1]
 
 
 def made(
@@ -63,7 +67,7 @@ def test_regular_machines_take_a_hop_for_each_link_of_the_diameter(spec: str, di
 
 
 @settings(
-    deadline=None, max_examples=30, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+    deadline=None, max_examples=20, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
 )
 @given(topologies(), st.integers(1, 2), st.booleans(), st.sampled_from(["sum", "max"]))
 def test_random_machines(topology: Topology, partition: int, inplace: bool, op: str) -> None:
@@ -99,6 +103,34 @@ def test_a_ring_is_chosen_by_itself_and_certified(ring: tuple[Algorithm, Topolog
     # Where bytes count, sums that are sent again and again lose.
     long = synthesise(Request(ring[1], "allreduce", 10**6, time_limit_s=1.0))
     assert long.engine != NAME
+
+
+def test_long_arrays_and_crowded_machines_are_left_to_others() -> None:
+    long = Request(load_topology("torus2d:6x6"), "allreduce", 10**8)
+    assert _trees(long, None, 10**18) is None
+    crowded = Request(load_topology("dgx-a100:8"), "allreduce", 1000)
+    assert _trees(crowded, None, 4 * 10**9) is None
+
+
+def test_beyond_32_ranks_trees_are_chosen_where_they_are_quicker() -> None:
+    found = synthesise_at_scale(Request(load_topology("ring:33"), "allreduce", 1000, time_limit_s=1.0))
+    assert isinstance(found, Algorithm) and found.engine == NAME
+    assert us(found.time_fs) == pytest.approx(16 * 0.52, abs=1e-6)
+    assert found.certificate.gap(us(found.time_fs)) < 0.04
+
+
+def test_other_ways_are_taken_where_links_are_crowded() -> None:
+    topology = load_topology(str(ROOT / "docs" / "topologies" / "irregular" / "random-16.yaml"))
+    collective = build("allreduce", 16)
+    priced = costs(topology, Fraction(1000))
+    first = made(topology, 1000)
+    listed = reshaped(topology, collective, priced, 5_000, 0, lambda: False)
+    assert listed == reshaped(topology, collective, priced, 5_000, 0, lambda: False)
+    exact = costs(topology, collective.chunk_bytes(1000))
+    messages = time_by_priority(topology, collective, exact, listed)
+    better = replace(first, messages=messages, time_fs=completion_fs(exact, messages))
+    assert check_algorithm(better, topology) == []
+    assert better.time_fs < 0.95 * first.time_fs
 
 
 def test_what_enters_another_sum_is_missing_or_twice_in_the_result(ring: tuple[Algorithm, Topology]) -> None:
