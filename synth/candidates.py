@@ -21,6 +21,9 @@ from taccl.synth.schedule import (
     time_in_order,
 )
 
+# A chunk that takes this much longer than its message's fixed cost gains nothing from company.
+LONG_CHUNK = 20
+
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
@@ -68,7 +71,7 @@ def best_timing(
     exchange = any(t.after is not None for t in transfers)
     attempts = [(time_by_priority, transfers), (time_in_order, transfers)]
     try:
-        if batching and not explicit and any(costs.occupancy_fs[t.link] for t in transfers):
+        if batching and not explicit and any(_gains(costs, t.link) for t in transfers):
             attempts.append((time_batched, transfers))
             for links in _dear_links(costs, transfers):
                 merged = coalesced(topology, collective, transfers, links)
@@ -90,6 +93,11 @@ def best_timing(
     if best is None:
         return None
     return Candidate(engine, collective, tuple(transfers), best[1], best[0])
+
+
+def _gains(costs: Costs, link: int) -> bool:
+    """Whether company in a message saves anything worth having on a link."""
+    return LONG_CHUNK * costs.occupancy_fs[link] > costs.chunk_fs[link]
 
 
 def _dear_links(costs: Costs, transfers: Sequence[Transfer]) -> list[frozenset[int]]:

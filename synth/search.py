@@ -66,6 +66,9 @@ MOST_STARTS = 3
 MOST_MESSAGES = 4_000
 # Chunks down a few trees out of one root: a pipeline through many ranks needs them small.
 MOST_PIPELINED = 16_000
+ROOTED = ("broadcast", "reduce")
+# Of the limit, where a slow machine takes long for forests: baselines want their turn.
+FORESTS_SHARE = 0.6
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,15 +275,18 @@ class Search:
         )  # fmt: skip
         usable = _usable(stated) if self.restrictions.rules else None
         most = -wanted if wanted else max(1, self.size_bytes // (blocks * LEAST_CHUNK_BYTES))
-        rooted = name in ("broadcast", "reduce")
-        effort = ForestEffort(most_messages=MOST_PIPELINED) if rooted else ForestEffort()
-        for partition, found in forests(task, most, effort, self.seed, self.finished, usable):
+        effort = ForestEffort(most_messages=MOST_PIPELINED) if name in ROOTED else ForestEffort()
+        for partition, found in forests(task, most, effort, self.seed, self._forests_done, usable):
             messages = messages_of(found.messages("groups" if teams else name, partition))
             p = self.problem(partition)
             candidate = Candidate(
                 found.engine, p.collective, tuple(as_transfers(messages)), messages, found.timing.time_fs
             )
             self.accept(p, candidate)
+
+    def _forests_done(self) -> bool:
+        """Whether forests must leave the rest of a limit to others."""
+        return self.finished() or self.left_s() < (1 - FORESTS_SHARE) * self.limit_s
 
     def strategies(self, deterministic_s: float, relax_only: bool = False) -> list[Strategy]:
         """CP-SAT runs for a stage that may use so many deterministic seconds, the quickest first.
@@ -313,6 +319,11 @@ class Search:
                 grown = greedy(p, taste, images)
                 if grown is not None:
                     self.offer("greedy", p, grown)
+
+    def fullest(self, candidate: Candidate) -> int:
+        """How long its chunks alone hold the fullest resource (fs), whatever their number."""
+        partition = candidate.collective.partition
+        return _fullest(self.problem(partition).costs, candidate.transfers)
 
     def pipeline(self, candidate: Candidate, engine: str) -> None:
         """Cut every chunk of a candidate finer and keep its routes, as long as that pays."""

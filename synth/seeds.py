@@ -149,10 +149,15 @@ def _baselines(search: Search, request: Request, names: list[str], ladder: list[
             candidate = search.offer(name, p, transfers)
             if candidate is not None:
                 found[name].append(candidate)
-    for name in names:
-        for candidate in sorted(found[name], key=lambda c: (c.time_fs, c.collective.partition))[:3]:
-            if not (search.seeds_spent(BASELINES_SHARE) or search.finished()):
-                search.pipeline(candidate, name)
+    few = [c for listed in found.values() for c in sorted(listed, key=_quickest)[:3]]
+    # The finer the cut, the nearer a time comes to how long chunks alone hold the fullest resource.
+    for candidate in sorted(few, key=lambda c: (search.fullest(c), _quickest(c))):
+        if not (search.seeds_spent(BASELINES_SHARE) or search.finished()):
+            search.pipeline(candidate, candidate.engine)
+
+
+def _quickest(candidate: Candidate) -> tuple[int, int]:
+    return candidate.time_fs, candidate.collective.partition
 
 
 def _crowded(search: Search, request: Request, p: Problem) -> bool:
