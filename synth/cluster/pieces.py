@@ -78,6 +78,8 @@ def shares(machine: Cluster, chunks: int, own_first: bool) -> dict[int, int]:
         for e in across[(lanes.resource[across] == fullest).any(axis=1) & (taken[across] > 0)].tolist():
             gates = machine.gates[int(machine.node_of[links.src[e]]), int(machine.node_of[links.dst[e]])]
             gates = gates[(gates >= 0) & (gates != e)]
+            if not len(gates):
+                continue
             one = holds[gates] + np.where(taken[gates] > 0, 0, lanes.occupancy_fs[gates])[:, None]
             after = load[lanes.resource[gates]] + np.where(lanes.resource[gates] == lanes.none, 0, one)
             # What holds a port that the chunk holds now is not held twice.
