@@ -51,10 +51,10 @@ def changes(topology: Topology, bound: Bound, path_links: Sequence[int]) -> list
     for kind in dict.fromkeys([*kinds, *on_path]):
         members = [e for e, link in enumerate(links) if link.kind == kind]
         if any(not links[e].ports for e in members):
-            found.append(Change(f"twice the rate of every {kind} link", faster(columns, members)))
+            found.append(Change(f"twice the rate of every {_link(kind)}", faster(columns, members)))
     for kind in dict.fromkeys([*on_path, *(link.kind for link in links)]):
         if any(link.alpha_us for link in links if link.kind == kind):
-            found.append(Change(f"half the alpha of every {kind} link", quicker(columns, kind)))
+            found.append(Change(f"half the alpha of every {_link(kind)}", quicker(columns, kind)))
     found = list({change.text: change for change in found}.values())
     plain = replace(topology, links=links)
     more = tuple(one_more(plain, e) for e in _worth_doubling(plain, bound, path_links))
@@ -71,8 +71,12 @@ def one_more(topology: Topology, link_id: int) -> Change:
     a, b = (link.src, link.dst) if back is None else sorted((link.src, link.dst))
     ends = f"from rank {a} to rank {b}" if back is None else f"between ranks {a} and {b}"
     alone = ", with ports of its own" if link.ports else ""
-    kind = "link" if link.kind == "link" else f"{link.kind} link"
+    kind = _link(link.kind)
     return Change(f"one more {kind} {ends}{alone}", replace(topology, links=(*topology.links, *cable)))
+
+
+def _link(kind: str) -> str:
+    return "link" if kind == "link" else f"{kind} link"
 
 
 def _worth_doubling(topology: Topology, bound: Bound, path_links: Sequence[int]) -> list[int]:

@@ -51,7 +51,6 @@ class LoweringResult:
     )
     simulated_time_fs: int
     slower_fs: int  # 0 when the program takes no longer than the schedule
-    notes: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,9 +114,7 @@ def _check_peers(shape: Algorithm) -> None:
 
 
 def _slower(best: LoweringResult, algorithm: Algorithm) -> LoweringResult:
-    slower_fs = best.simulated_time_fs - algorithm.time_fs
-    note = f"the program takes {us(slower_fs):g} us longer than the schedule it was made from"
-    return replace(best, slower_fs=slower_fs, notes=(*best.notes, note))
+    return replace(best, slower_fs=best.simulated_time_fs - algorithm.time_fs)
 
 
 def claim(schedule: Algorithm, certificate: Certificate) -> Algorithm:
@@ -143,8 +140,7 @@ def _variants(
         simulation = simulate(lowered.program, topology, shape.size_bytes, collective=shape.collective)
         exact = simulation.time_fs == shape.time_fs
         schedule = shape if exact else _as_simulated(shape, priced, simulation, lowered)
-        notes = ("waits and threadblock ids keep the order of messages",) if hints != NO_HINTS else ()
-        yield LoweringResult(lowered.program, schedule, simulation.time_fs, 0, notes)
+        yield LoweringResult(lowered.program, schedule, simulation.time_fs, 0)
         stale = stale + 1 if 0 <= quickest <= simulation.time_fs else 0
         quickest = simulation.time_fs if quickest < 0 else min(quickest, simulation.time_fs)
         more = more_hints(shape, priced, simulation, lowered.message_at, lowered.sender_of, hints)

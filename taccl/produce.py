@@ -175,6 +175,7 @@ def _lowered(order: Order, product: Product, others: Iterator[Algorithm]) -> Pro
     """
     from taccl.synth.check_algorithm import check_algorithm
     from taccl.synth.collective import refined
+    from taccl.synth.cost import us
     from taccl.synth.fifo_slots import within_slots
     from taccl.synth.lower import claim, lower_exact
     from taccl.synth.program_collective import collective_of
@@ -220,9 +221,10 @@ def _lowered(order: Order, product: Product, others: Iterator[Algorithm]) -> Pro
     if lowered.schedule is algorithm:
         return product
     # What is claimed, priced and written is what the program does, in its own order and at its own cut.
-    slower = lowered.notes if lowered.slower_fs else ()
     schedule = claim(lowered.schedule, algorithm.certificate)
-    product = replace(product, warnings=(*product.warnings, *slower))
+    if lowered.slower_fs:
+        late = f"the program takes {us(lowered.slower_fs):g} us longer than the schedule it was made from"
+        product = replace(product, warnings=(*product.warnings, late))
     if check_algorithm(schedule, product.topology):
         # A send may leave its buffer later than a sum is made in another; no schedule with one place for each chunk and
         # rank has these times. What was found stays the schedule, and the program says its own time.

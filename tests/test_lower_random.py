@@ -122,7 +122,6 @@ def judge(algorithm: Algorithm, topology: Topology) -> None:
         assert result.schedule.time_fs == result.simulated_time_fs
         assert check_algorithm(result.schedule, topology) == []
     assert result.slower_fs == max(0, result.simulated_time_fs - algorithm.time_fs)
-    assert (result.slower_fs > 0) == any("longer than the schedule" in note for note in result.notes)
     assert lower_exact(algorithm, topology) == result
 
 

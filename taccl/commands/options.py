@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from taccl.errors import UsageError
+from taccl.errors import EnvironmentProblem, UsageError
 from taccl.streams import check_stdout
 
 MOST_BYTES = 2**50
@@ -82,7 +82,7 @@ class Name(click.ParamType):  # type: ignore[type-arg]
 def write_output(path: str, text: str) -> None:
     """Write a whole file or nothing; `-` is stdout. Missing directories are made.
 
-    Raises OSError when the place cannot be written; a file that was there before stays as it was then.
+    Raises EnvironmentProblem when the place cannot be written; a file that was there before stays as it was then.
     """
     check_output(path)
     encoded = text.encode("utf-8", "backslashreplace")  # a file name in it may be no text
@@ -102,7 +102,7 @@ def write_output(path: str, text: str) -> None:
         _replace(target, encoded)
     except OSError as error:
         # Whatever failed on the way (a temporary file has a name of its own), what was asked for is `path`.
-        raise OSError(error.errno, f"this cannot be written: {error.strerror}", path) from error
+        raise EnvironmentProblem(f"{path}: this cannot be written: {error.strerror}") from error
 
 
 def check_output(path: str) -> None:
