@@ -57,6 +57,11 @@ class MpiTransport(Plain):
                 f"a chunk of {self._chunk_bytes} bytes is longer than this MPI library can count; "
                 "use MPI 4.0 or later, or a program with more chunks"
             )
+        if array.nbytes % self._chunk_bytes:  # frames have lengths of their own
+            raise EnvironmentProblem(
+                f"a coded message of {array.nbytes} bytes is longer than this MPI library can count; "
+                "use MPI 4.0 or later, or a program with more chunks"
+            )
         if self._chunk_type is None:
             self._chunk_type = self._mpi.BYTE.Create_contiguous(self._chunk_bytes).Commit()
         return [data, array.nbytes // self._chunk_bytes, self._chunk_type]

@@ -62,6 +62,12 @@ def test_messages_that_cannot_be_described_are_refused():
     with pytest.raises(EnvironmentProblem, match=r"more messages between two ranks than .* tags \(10\)"):
         old.send(long[:8], 1, 10)
 
+    frames = transports.MpiTransport(FakeMPI, FakeComm(), 1000)
+    with pytest.raises(
+        EnvironmentProblem, match=r"a coded message of .* is longer than this MPI library can count"
+    ):
+        frames.send(long, 1, 0)
+
     class New(FakeMPI):
         VERSION = 4
 
