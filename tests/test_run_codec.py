@@ -94,6 +94,8 @@ def test_run_sums_real_values(saved, tmp_path):
     ended = taccl(3, "run", path, *common, "--codec", "raw,xw", "-d", "float32,bfloat16", "-o", "sum,max")
     assert ended.code == 0, ended.err
     assert "# Out of bounds values : 0 OK" in ended.out
+    refused = taccl(3, "run", path, *common, "--codec", "q8", "--device", "cuda")
+    assert refused.code == 2 and "leave out --device cuda" in refused.err
     refused = taccl(3, "run", path, *common, "--codec", "q8")
     assert refused.code == 2
     (said,) = messages(refused)

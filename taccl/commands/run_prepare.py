@@ -52,9 +52,11 @@ def prepare(job: Job, options: dict[str, Any]) -> tuple[Loaded, Loaded | None, S
     if options["json_path"] == "-" and job.rank == 0:
         check_stdout()
     names = _codecs(options, dtypes, ops)
-    device = gpu.choose(options["device"])
-    if device == "cuda" and names != ("raw",):
+    # Refused before the device is looked for; `auto` means the host here.
+    coded = names != ("raw",)
+    if coded and options["device"] == "cuda":
         raise UsageError("--codec codes messages in host memory; leave out --device cuda")
+    device = "host" if coded else gpu.choose(options["device"])
     if device == "cuda":
         gpu.select(job.board.node_slot)
     settings = Settings(
