@@ -12,8 +12,10 @@ from brute_force import Search, TooLarge
 
 from taccl.profiles.topology import Link, Port, Topology
 from taccl.synth.bounds import granular_bound, lower_bound
+from taccl.synth.bounds.again import again_time
 from taccl.synth.bounds.fill_links import link_fill_time
-from taccl.synth.bounds.network import fluid
+from taccl.synth.bounds.network import fluid, whole
+from taccl.synth.bounds.wants import wanted
 from taccl.synth.collective import Collective, build
 from taccl.synth.cost import FS_PER_US
 
@@ -189,6 +191,36 @@ def test_no_optimum_of_a_pipeline_over_links_of_its_own_is_below_a_bound(name: s
                 continue
             solved += 1
     assert solved >= 8 and close >= 5, (solved, close)
+
+
+@pytest.mark.parametrize("name", ["allgather", "broadcast", "reducescatter", "reduce"])
+def test_no_optimum_is_below_what_must_be_received_again(name: str) -> None:
+    """By itself: among all bounds a stronger one would hide it."""
+    solved = said = 0
+    for seed in range(INSTANCES // 2):
+        rng = random.Random(f"again {name} {seed}")
+        topology = two_nodes(rng) if seed % 2 else random_topology(rng, 3 if name in MANY_CHUNKS else 4)
+        collective = build(
+            name, topology.ranks, rng.choice([1, 2, 3]) if name in ("reduce", "broadcast") else 1
+        )
+        size = collective.size_chunks * 10**6
+        for network in (
+            fluid(topology, collective.chunk_bytes(size)),
+            whole(topology, collective.chunk_bytes(size)),
+        ):
+            found = again_time(network, wanted(collective), collective.combining, Fraction(1))
+            if found is None:
+                continue
+            said += 1
+            least = -(-network.to_fs(found[0]) // FS_PER_US)
+            try:
+                assert not Search(topology, collective, MAX_STATES).possible(least - 1), (
+                    f"seed {seed}: {found}"
+                )
+                solved += 1
+            except TooLarge:
+                continue
+    assert solved >= INSTANCES // 8, (said, solved)
 
 
 def two_nodes(rng: random.Random) -> Topology:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from taccl.profiles.link_table import link_table
 from taccl.profiles.topology import Topology
 from taccl.synth.bounds import commodities, loads
+from taccl.synth.bounds.again import again_time
 from taccl.synth.bounds.bound import Bottleneck, Bound, Crossing, ranks_text, stronger, strongest
 from taccl.synth.bounds.certificate import Certificate, Row
 from taccl.synth.bounds.commodities import MAX_VARIABLES, FlowProgram, Sink
@@ -115,6 +116,11 @@ def bounds_on(network: Network, collective: Collective, wants: Wants, floor_fs: 
     found += sink_bounds(network, collective.combining, wants, _best(network, found))
     found += shared_bounds(network, collective, wants, _best(network, found))
     found += message_bounds(network, collective, wants, _best(network, found))
+    few = network.ranks <= EXPLICIT_RANKS
+    again = again_time(network, wants, collective.combining, _best(network, found)) if few else None
+    if again is not None:
+        way = "received again in" if not collective.combining else "sent once more in"
+        found.append(Bound(network.to_fs(again[0]), f"messages {way} {ranks_text(again[1])}"))
     return strongest(found)
 
 
