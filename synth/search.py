@@ -57,7 +57,7 @@ TIMED_PER_WALL = 3_000
 LOOKS_PER_WALL = 3_000
 BATCH_LOOKS_PER_WALL = 8_000
 # Transfers that the search for lengths of messages between nodes may time, for each second of the limit.
-LENGTHS_PER_WALL = 1_500
+LENGTHS_PER_WALL = 800
 # To share a message, chunks must be free to make a detour of so many hops over the rank that sends it.
 DETOUR = 4
 # Local search starts from the best schedules of so many engines: the second best is sometimes on the better hill.

@@ -60,12 +60,13 @@ def _seeds(search: Search, request: Request, ladder: list[int], forest: bool = T
     if request.engine in ("auto", "cp-sat"):
         if request.collective == "allreduce" and (search.best is None or not search.finished()):
             _joined(search, request, ladder)
+        # What is quick comes first: between 32 ranks of irregular nodes forests of an alltoall take many seconds.
+        _composed(search, request, ladder)
         if forest:
             _forest(search, request, ladder)
     if request.engine != "greedy":
         _baselines(search, request, names, ladder)
         _reshaped(search, request, ladder[0])
-    _composed(search, request, ladder)
     for partition in ladder if request.engine in ("auto", "cp-sat", "greedy") else ():
         if search.seeds_spent() or (search.best is not None and search.finished()):
             break

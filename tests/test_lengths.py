@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
-from irregular_clusters import small_clusters
+from irregular_clusters import SLOW, irregular, small_clusters
 
 from taccl.profiles.link_table import link_table
 from taccl.profiles.load import load_topology
@@ -50,6 +50,15 @@ def test_every_schedule_is_right_and_not_below_the_bound(topology: Topology) -> 
     for one in found:
         assert not check_algorithm(_algorithm(topology, one, 1_000_000), topology)
         assert one.time_fs >= bound.time_fs
+
+
+@pytest.mark.parametrize("sizes", [(1, 1), (1, 3), (2, 1, 2), (4, 2)])
+@pytest.mark.parametrize("rails", [False, True])
+def test_nodes_with_few_links_between_them(sizes: tuple[int, ...], rails: bool) -> None:
+    """Also where there is but one link from a node to another."""
+    topology = irregular(sizes, [[SLOW]] * len(sizes), rails=rails)
+    for one in lengths(topology, Fraction(1_000_000), None, 300, lambda: False):
+        assert not check_algorithm(_algorithm(topology, one, 1_000_000), topology)
 
 
 def test_it_repeats_and_more_work_is_never_worse(tmp_path: Path) -> None:

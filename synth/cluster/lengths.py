@@ -85,7 +85,7 @@ def lengths(
     for profile in PROFILES:
         for number, chunking in enumerate(chunkings):
             for earlier in EARLIER if len(chunking.most) > 1 else EARLIER[:1]:
-                for direct in (True, False):
+                for direct in (True,) if _joined(chunking.machine) else (False, True):
                     if (best is not None and spent >= work) or should_stop():
                         return
                     cuts = [earlier] * (len(chunking.most) - 1) + [profile]
@@ -144,6 +144,12 @@ def _chunkings(topology: Topology, block_bytes: Fraction, wanted: int | None) ->
             )
             found.append((round(float(load.max()) / fixed, 1), -partition, chunking))
     return [chunking for _, _, chunking in sorted(found, key=lambda entry: entry[:2])[:MOST_CHUNKINGS]]
+
+
+def _joined(machine: Cluster) -> bool:
+    """Whether in nodes nearly every rank has a link to each other."""
+    pairs = {(int(machine.links.src[e]), int(machine.links.dst[e])) for mine in machine.inside for e in mine}
+    return 4 * len(pairs) >= 3 * int((machine.sizes * (machine.sizes - 1)).sum())
 
 
 def _whole(total: int, profile: Sequence[float]) -> tuple[int, ...]:
