@@ -361,5 +361,5 @@ def test_output_is_all_or_nothing(
     with pytest.raises(IsADirectoryError):
         write_output(str(tmp_path), "x")
     if Path("/proc/self").is_dir():  # which is no place for files, whatever one's rights
-        with pytest.raises(EnvironmentProblem, match="^/proc/self/no/x: this cannot be written"):
+        with pytest.raises(EnvironmentProblem, match=r"^/proc/self/no/x: this cannot be written"):
             write_output("/proc/self/no/x", "x")
