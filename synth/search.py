@@ -238,9 +238,11 @@ class Search:
         asked for."""
         if name not in ("allgather", "reducescatter") or not self.batching or self.should_stop():
             return
+        if not composes(self.topology, name):
+            return
         priced = self.problem(1).costs
         longest_fs = max(*priced.alpha_fs, *priced.chunk_fs)
-        if longest_fs > LONGEST_FS or self.restrictions.rules or not composes(self.topology, name):
+        if longest_fs > LONGEST_FS or self.restrictions.rules:
             return
         turned = reverse(self.topology) if name == "reducescatter" else self.topology
         work = round(LENGTHS_PER_WALL * self.budget_s)

@@ -35,6 +35,8 @@ BASELINES_SHARE = 0.5
 HALF_SHARE = 0.15
 # Schedules are composed of nodes from so many ranks on; fewer are searched as a whole.
 LEAST_COMPOSED = 17
+# Lengths of messages between nodes are chosen from so many ranks on.
+LEAST_LENGTHS = 12
 
 
 def seeds(search: Search, request: Request, ladder: list[int]) -> None:
@@ -125,7 +127,11 @@ def _composed(search: Search, request: Request, ladder: list[int]) -> None:
     for partition in ladder if wanted and request.topology.ranks >= LEAST_COMPOSED else ():
         if search.best is None or not search.finished():
             search.composed(request.collective, search.problem(partition), pairs_of_request(request))
-    if wanted and request.topology.ranks <= EXPLICIT_RANKS and not (search.best and search.finished()):
+    if (
+        wanted
+        and LEAST_LENGTHS <= request.topology.ranks <= EXPLICIT_RANKS
+        and not (search.best and search.finished())
+    ):
         search.lengths(request.collective, ladder[0] if search.fixed_partition else None)
 
 

@@ -19,7 +19,7 @@ from taccl.synth.cluster.machine import Cluster, cluster
 from taccl.synth.cluster.pieces import Run, contents, plan, shares
 from taccl.synth.collective import build
 from taccl.synth.cost import Costs, costs
-from taccl.synth.schedule import Transfer, completion_fs, time_batched, time_by_priority
+from taccl.synth.schedule import Transfer, Unordered, completion_fs, time_batched, time_by_priority
 from taccl.synth.symmetric.prices import prices
 
 # Chunks a block that are tried where nobody asks for a number, and how many of them, those that fill ports most evenly.
@@ -178,10 +178,13 @@ def _timed(topology: Topology, chunking: _Chunking, parts: Profiles, direct: boo
     collective = build("allgather", topology.ranks, chunking.partition)
     transfers = [Transfer(hop.link, hop.chunks) for hop in made]
     inside = frozenset(e for mine in chunking.machine.inside for e in mine.tolist())
-    both = [
-        time_by_priority(topology, collective, chunking.costs, transfers),
-        time_batched(topology, collective, chunking.costs, transfers, links=inside),
-    ]
+    try:
+        both = [
+            time_by_priority(topology, collective, chunking.costs, transfers),
+            time_batched(topology, collective, chunking.costs, transfers, links=inside),
+        ]
+    except Unordered:
+        return None  # dues are estimates: where few links lead on, something would be sent before it is there
     times = [completion_fs(chunking.costs, messages) for messages in both]
     best = times.index(min(times))
     return Lengths(chunking.partition, both[best], times[best])

@@ -246,6 +246,7 @@ def plan(
                     hops.append(Hop(between[way, dst], part, since + slot * len(tree.link)))
                     relayed[way] += len(part)
                 if ways:
+                    free[dst] = since + slot * (len(tree.link) + 2)
                     continue
             free[src] += slot
             free[dst] = due + int(lanes.transit_fs(np.array([e]), len(some))[0])
