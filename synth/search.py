@@ -277,7 +277,7 @@ class Search:
         )  # fmt: skip
         usable = _usable(stated) if self.restrictions.rules else None
         most = -wanted if wanted else max(1, self.size_bytes // (blocks * LEAST_CHUNK_BYTES))
-        effort = ForestEffort(most_messages=MOST_PIPELINED) if name in ROOTED else ForestEffort()
+        effort = ForestEffort(most_refined=MOST_PIPELINED if name in ROOTED else 0)
         for partition, found in forests(task, most, effort, self.seed, self._forests_done, usable):
             messages = messages_of(found.messages("groups" if teams else name, partition))
             p = self.problem(partition)

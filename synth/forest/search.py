@@ -54,6 +54,9 @@ class Effort:
     """How much is tried."""
 
     most_messages: int = 4_000  # of one schedule on the whole machine
+    most_refined: int = (
+        0  # the same for the best trees, where chunks of one root are not small enough by then
+    )
     most_cuts: int = 1_000  # chunks a block
     most_even: int = 16  # chunks a block for which trees that need no rounding are sought
     deterministic_s: float = 0.02  # of CP-SAT, for each rounding
@@ -146,6 +149,7 @@ def _forests(
             yield from _different(evens)
 
     best_fs: int | None = None
+    best: tuple[Forest, Sequence[int], int] | None = None
     for forest in candidates():
         plans = [(forest, cuts)]
         if forest in evens or forest in shallow:
@@ -159,10 +163,17 @@ def _forests(
             if best_fs is not None and _load(trees, _holds(block, 1), block) >= best_fs:
                 continue
             for k, made in _climb(task, block, names, sides, free, trees, partitions, effort, should_stop):
-                best_fs = made.timing.time_fs if best_fs is None else min(best_fs, made.timing.time_fs)
+                if best_fs is None or made.timing.time_fs < best_fs:
+                    best_fs, best = made.timing.time_fs, (trees, partitions, k)
                 yield k, made
             if should_stop():
                 return
+    if best is not None and best[2] == best[1][-1] and len(best[1]) > 1:
+        # As fine as it might be, and finer was better all along.
+        finest = min(effort.most_cuts, most or effort.most_cuts, effort.most_refined // max(1, least))
+        finer = [k for k in grid(best[1][0], finest) if k > best[2]]
+        if finer:
+            yield from _climb(task, block, names, sides, free, best[0], finer, effort, should_stop)
 
 
 def hung_on_the_root(
