@@ -9,7 +9,7 @@ from taccl.profiles.topology import Topology
 from taccl.sketches.restrictions import Restrictions
 from taccl.synth.algorithm import Algorithm, Certificate, Message
 from taccl.synth.collective import Collective
-from taccl.synth.cost import Costs
+from taccl.synth.cost import LONG_CHUNK, Costs
 from taccl.synth.problem import mirror, roots_of
 from taccl.synth.schedule import (
     Transfer,
@@ -20,9 +20,6 @@ from taccl.synth.schedule import (
     time_by_priority,
     time_in_order,
 )
-
-# A chunk that takes this much longer than its message's fixed cost gains nothing from company.
-LONG_CHUNK = 20
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,8 @@ from functools import cache
 from taccl.profiles.topology import Topology
 
 FS_PER_US = 10**9
+# A chunk that takes this much longer than its message's fixed cost gains nothing from company.
+LONG_CHUNK = 20
 
 
 def ceil_fs(us: Fraction) -> int:

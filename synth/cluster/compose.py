@@ -19,6 +19,7 @@ from taccl.synth.cluster.exchange import Traffic, exchange, routes, traffic
 from taccl.synth.cluster.machine import Cluster, Ints, Lanes, cluster, lanes
 from taccl.synth.cluster.spread import entries, reversed_plan, spread
 from taccl.synth.cluster.timetable import free_plan, timetables
+from taccl.synth.cost import LONG_CHUNK
 from taccl.synth.message_table import MessageTable
 from taccl.synth.symmetric.expand import sorted_by_start
 from taccl.synth.symmetric.prices import Prices, prices
@@ -29,8 +30,6 @@ COLLECTIVES = ("allgather", "reducescatter", "allreduce", "alltoall", "alltoallv
 MOST_MESSAGES = 1 << 23
 RADICES = (2, 3, 4, 6, 8, 12, 16, 32)
 MOST_RADICES = 3  # the most promising
-# A chunk that takes this much longer than a message's fixed cost gains nothing from company.
-LONG_CHUNK = 20
 # Runs of chunks are as long as so many times a message's fixed cost.
 FIXED_SHARE = 8
 # A schedule this near to what its fullest link or port carries is not tried in another order.

@@ -16,6 +16,7 @@ import numpy as np
 
 from taccl.profiles.link_table import LinkTable
 from taccl.profiles.topology import Topology
+from taccl.synth.cost import LONG_CHUNK
 from taccl.synth.message_table import MessageTable
 from taccl.synth.symmetric.batch import Appetite, grow_batches
 from taccl.synth.symmetric.digits import digit_routes
@@ -45,8 +46,6 @@ COLLECTIVES = (*SPREADING, *PAIRED, "broadcast", "reduce")
 
 # Batched growths that are tried in any case.
 FEWEST_BATCHES = 4
-# A chunk that takes this much longer than its message's fixed cost gains nothing from company.
-LONG_CHUNK = 20
 
 
 @dataclass(frozen=True, slots=True)
