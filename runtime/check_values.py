@@ -148,7 +148,9 @@ def _allowed(parts: list[Array], exact: Array, dtype: DType, op: str | None, tol
     error = np.sum([_bound(promise, size) for size in sizes], axis=0) if codings else np.zeros_like(total)
     if tolerance.once and codings <= (1 if op is None else 2):
         if codings == 2:
-            error = error + _bound(promise, np.abs(exact) * (len(parts) if op == "avg" else 1) + error)
+            # Infinities and NaN have no part in what a block promises to its other values.
+            result = np.where(np.isfinite(exact), np.abs(exact), 0.0)
+            error = error + _bound(promise, result * (len(parts) if op == "avg" else 1) + error)
     else:  # each coding may add the errors of all that is in a sum, and of the errors before
         error = codings * (1 + promise.value + promise.block) ** codings * error
     if op == "prod":

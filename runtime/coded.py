@@ -256,8 +256,8 @@ class _Rank:
                     f"rank {self.rank}, threadblock {like.threadblock}, step {like.step} sends on a partial sum with "
                     "coded parts, and a lossy codec would add an error at every such hop. Schedules qualify whose "
                     "owner of a chunk receives every contribution itself (or the uncoded sum of a node) and sends "
-                    "the result: taccl synth --engine direct makes one. A lossless codec needs none, and --recode "
-                    "codes at every hop"
+                    "the result: taccl synth --engine direct makes one where all ranks have links to each other. A "
+                    "lossless codec needs none, and --recode codes at every hop"
                 )
 
     def _encode(self, extent: Range, like: Operation) -> tuple[Frame, ...]:

@@ -44,6 +44,9 @@ SCHEMA = "taccl/algorithm/v1"
 COLUMNS = ("link", "src", "dst", "start_fs", "end_fs", "op", "chunks")
 SUMS = ("sum", "into")  # further columns where ranks hold several sums of a chunk
 MAX_SUMS = 1 << 16  # of a chunk on a rank
+MAX_ENTRIES = (
+    1 << 19
+)  # of chunks into sums beside the first; each is a place of its own to whoever checks them
 OPS = ("copy", "reduce")
 MAX_TEXT = 256 << 20  # characters
 MAX_HOPS = 1 << 25  # chunks in all messages together
@@ -144,7 +147,7 @@ def _runs(chunks: Iterable[int]) -> str:
 
 
 def _messages(place: Place, topology: Topology, chunks: int, several: bool) -> Iterator[Message]:
-    hops = 0
+    hops = entries = 0
     width = len(COLUMNS) + (len(SUMS) if several else 0)
     for number, row in enumerate(place.array()):
         try:
@@ -171,9 +174,12 @@ def _messages(place: Place, topology: Topology, chunks: int, several: bool) -> I
         if rest:
             carried = _cell(here, 7).integer(0, MAX_SUMS - 1)
             into = _ascending(_cell(here, 8), MAX_SUMS)
-        hops += len(ids) * len(into)
+        hops += len(ids)
         if hops > MAX_HOPS:
             here.fail(f"the messages carry more than {MAX_HOPS} chunks together")
+        entries += len(ids) * (len(into) - (into == (0,)))
+        if entries > MAX_ENTRIES:
+            here.fail(f"chunks enter further sums more than {MAX_ENTRIES} times together")
         yield Message(link, src, dst, ids, start, end, op, carried, into)
 
 

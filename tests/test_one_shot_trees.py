@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -184,6 +185,12 @@ def test_the_file_says_sums_only_where_there_are_several(ring: tuple[Algorithm, 
         assert old in text
         with pytest.raises(InvalidInput, match=problem):
             read_native(text.replace(old, new))
+
+
+def test_a_short_file_cannot_ask_for_millions_of_sums(ring: tuple[Algorithm, Topology]) -> None:
+    text = write_native(*ring)
+    with pytest.raises(InvalidInput, match="further sums more than 524288 times"):
+        read_native(re.sub(r",\[\d+\]\]", ",[[0,65535]]]", text))
 
 
 def test_explain_follows_the_sum_that_was_carried(ring: tuple[Algorithm, Topology]) -> None:

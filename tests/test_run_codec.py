@@ -105,7 +105,7 @@ def test_run_sums_real_values(saved, tmp_path):
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        ({"codecs": "lz77"}, "--codec lz77: unknown; known: raw, xw"),
+        ({"codecs": "lz77"}, "--codec 'lz77': unknown; known: raw, xw"),
         ({"dtypes": ("float32", "bfloat16")}, "--codec q8 takes float32; not bfloat16"),
         ({"ops": ("sum", "prod")}, "products of rounded values"),
         ({"calibrate": True}, "leave out --codec"),

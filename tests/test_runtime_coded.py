@@ -291,3 +291,17 @@ def test_tolerances_are_no_wider_than_the_promise():
         wrong[place] = values[place] + np.float32(0.98 * largest / 250)
         assert check_values.compare(wrong, [values], DTYPES["float32"], None, once)[0] == 0
         assert check_values.compare(wrong, [values], DTYPES["float32"], None, exact)[0] == 1
+
+
+def test_values_beside_infinities_and_nan_are_still_judged():
+    """In sums, too, a value that is not finite leaves only itself without a judgement."""
+    rng = np.random.default_rng(3)
+    for name in ("q8", "fp8", "bf16"):
+        tolerance = check_values.Tolerance(CODECS[name].promise, 2, True, DTYPES["float32"])
+        for special in (np.nan, np.inf):
+            parts = [rng.standard_normal(1024).astype(np.float32) for _ in range(3)]
+            parts[1][::128] = special
+            wrong = np.full(1024, 1e6, np.float32)
+            assert check_values.compare(wrong, parts, DTYPES["float32"], "sum", tolerance)[0] == 1016
+            right = np.sum(parts, axis=0)
+            assert check_values.compare(right, parts, DTYPES["float32"], "sum", tolerance)[0] == 0

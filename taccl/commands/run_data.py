@@ -38,7 +38,7 @@ def read_data(options: dict[str, Any], settings: Settings) -> Data | None:
     if path is None:
         return None
     try:
-        samples, _ = read_samples(path, settings.dtypes[0], LIMIT_BYTES)
+        samples, others = read_samples(path, settings.dtypes[0], LIMIT_BYTES)
     except OSError as error:
         raise InvalidInput([Diagnostic(path, 0, 0, "R100", error.strerror or str(error))]) from error
     known = {sample.dtype.name: sample.values for sample in samples}
@@ -49,7 +49,8 @@ def read_data(options: dict[str, Any], settings: Settings) -> Data | None:
         found = known.get(dtype.name, None if dtype.integer else floats)
         if found is None:
             raise UsageError(
-                f"--data {path} holds {', '.join(known) or 'no values'}; nothing that can be run as {dtype.name}"
+                f"--data {path} holds {', '.join([*known, *others]) or 'no values'}; nothing that can be run as "
+                f"{dtype.name}"
             )
         with np.errstate(all="ignore"):
             values[dtype.name] = np.ascontiguousarray(found.astype(dtype.numpy))

@@ -83,7 +83,7 @@ def _codecs(options: dict[str, Any], dtypes: tuple[DType, ...], ops: tuple[str, 
     names = tuple(dict.fromkeys(options["codecs"].split(",")))
     for name in names:
         if name not in CODECS:
-            raise UsageError(f"--codec {name}: unknown; known: {', '.join(CODECS)}")
+            raise UsageError(f"--codec {name!r}: unknown; known: {', '.join(CODECS)}")
         if name == "raw":
             continue
         codec = CODECS[name]
@@ -136,11 +136,19 @@ def _check_against(options: dict[str, Any], loaded: Loaded, against: Loaded) -> 
     mine, its = loaded.collective, against.collective
     if (mine.name, mine.root, mine.groups) != (its.name, its.root, its.groups):
         raise UsageError(
-            f"--against {options['against']} is a {its.name} of root {its.root}, and {options['file']} a "
-            f"{mine.name} of root {mine.root}; they must do the same"
+            f"{options['file']} does {_what(mine)}, and --against {options['against']} {_what(its)}; "
+            "they must do the same"
         )
     if not options["reference"]:
         raise UsageError("--against times another program, and --no-reference says not to")
+
+
+def _what(collective: Collective) -> str:
+    from taccl.synth.collective import ROOTED
+
+    root = f" of root {collective.root}" if collective.name in ROOTED else ""
+    groups = f" in {len(collective.groups)} groups" if collective.groups else ""
+    return f"{collective.name}{root}{groups}"
 
 
 def _check_root(file: str, program: Program) -> None:

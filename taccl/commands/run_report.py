@@ -80,6 +80,8 @@ def preamble(
     if settings.codecs != ("raw",):
         where = "between nodes" if settings.codec_links == "nodes" else "everywhere"
         how = "at every hop" if settings.codec_at == "hop" else "once for all hops"
+        if settings.recode and settings.codec_at != "hop":
+            how += ", partial sums again at every hop"
         lines.append(f"# messages {where} are coded {how}; {', '.join(settings.codecs)}")
         if settings.codec_links == "nodes" and len(set(neighbours.nodes)) == 1:
             lines.append("# there is one node, so that no message is coded; --codec-links all codes all")
