@@ -81,7 +81,7 @@ def lower_exact(
             if again and check_algorithm(schedule, topology):
                 continue  # reductions took turns as threadblocks came to them: no schedule has these times
             try:
-                for found in _variants(schedule, topology, protocol, instances, reuse, rounds > 8):
+                for found in _variants(schedule, topology, protocol, instances, reuse, rounds > SELECTIVE):
                     rounds -= 1
                     if best is None or found.simulated_time_fs < best.simulated_time_fs:
                         best = found
