@@ -14,7 +14,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
 from taccl.synth.bounds.growth import Reach, spread
-from taccl.synth.bounds.network import Network
+from taccl.synth.bounds.network import Network, together
 
 # So many nodes are cut off one by one; of more an even sample.
 MOST_NODES = 4
@@ -140,15 +140,8 @@ def _least_time(network: Network, inside: frozenset[int], pairs: int, floor: int
 
 def _gates(network: Network, links: Sequence[int]) -> dict[Gate, int]:
     """The links across, each seen through the one of its resources that most of them share; equal ones counted."""
-    users: dict[int, int] = {}
-    for link in links:
-        for resource in network.holds[link]:
-            users[resource] = users.get(resource, 0) + 1
-    through: dict[int, list[int]] = {}
-    for link in links:
-        through.setdefault(max(network.holds[link], key=lambda r: (users[r], -r)), []).append(link)
     gates: dict[Gate, int] = {}
-    for resource, held in through.items():
+    for resource, held in together(network, links).items():
         spacing = min(network.occupancy[e] for e in held) + network.grain * network.beta[resource]
         gate = Gate(min(network.latency(e) for e in held), spacing)
         gates[gate] = gates.get(gate, 0) + 1

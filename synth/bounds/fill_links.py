@@ -15,7 +15,7 @@ from fractions import Fraction
 from functools import partial
 from math import sqrt
 
-from taccl.synth.bounds.network import Network
+from taccl.synth.bounds.network import Network, together
 
 # Sums in floating point are true to about 1e-15 of themselves; what is claimed is smaller by this.
 ROUNDING = 1e-9
@@ -57,18 +57,9 @@ def link_fill_time(
 
 
 def _gates(network: Network, links: list[int]) -> list[Gate]:
-    """Each link at the resource that most of the links hold, the slowest of equals."""
-    users: dict[int, int] = {}
-    for e in links:
-        for resource in network.holds[e]:
-            users[resource] = users.get(resource, 0) + 1
-    through: dict[int, list[int]] = {}
-    for e in links:
-        resource = max(network.holds[e], key=lambda r: (users[r], network.beta[r], -r))
-        through.setdefault(resource, []).append(e)
     return [
         Gate(frozenset(mine), float(network.beta[resource]), float(min(network.occupancy[e] for e in mine)))
-        for resource, mine in through.items()
+        for resource, mine in together(network, links).items()
     ]
 
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
-from taccl.synth.bounds.network import Network
+from taccl.synth.bounds.network import Network, together
 
 MAX_DEPTH = 100  # messages one after another; beyond them everything counts as known
 MAX_STATES = 20_000
@@ -50,17 +50,7 @@ def spread(network: Network, forced: Sequence[int], backwards: bool = False) -> 
     into: list[list[int]] = [[] for _ in range(network.ranks)]
     for link, (_, b) in enumerate(ends):
         into[b].append(link)
-    bundles: list[list[tuple[int, list[int]]]] = []  # per rank: (common resource, links)
-    for links in into:
-        users: dict[int, int] = {}
-        for link in links:
-            for resource in network.holds[link]:
-                users[resource] = users.get(resource, 0) + 1
-        bundle: dict[int, list[int]] = {}
-        for link in links:
-            common = max(network.holds[link], key=lambda r: (users[r], network.beta[r], -r))
-            bundle.setdefault(common, []).append(link)
-        bundles.append(sorted(bundle.items()))
+    bundles = [sorted(together(network, links).items()) for links in into]
     classes = _numbered([(chunks,) for chunks in forced])
     while True:
         views = [

@@ -86,6 +86,21 @@ def whole(topology: Topology, chunk_bytes: Fraction) -> Network:
     )  # fmt: skip
 
 
+def together(network: Network, links: Iterable[int]) -> dict[int, list[int]]:
+    """Resources and the links that hold them: each link once, at the resource that most of these links hold, the
+    slowest of equals. The messages of links that stand together come one after another."""
+    users: dict[int, int] = {}
+    links = list(links)
+    for link in links:
+        for resource in network.holds[link]:
+            users[resource] = users.get(resource, 0) + 1
+    found: dict[int, list[int]] = {}
+    for link in links:
+        common = max(network.holds[link], key=lambda r: (users[r], network.beta[r], -r))
+        found.setdefault(common, []).append(link)
+    return found
+
+
 def distances(network: Network, starts: Iterable[int], backwards: bool = False) -> list[int]:
     """Latency of the quickest path from any of `starts` to each rank (backwards: from each rank to them)."""
     neighbours: list[list[tuple[int, int]]] = [[] for _ in range(network.ranks)]
