@@ -16,7 +16,7 @@ from taccl.synth.bounds.large import EXPLICIT_RANKS
 from taccl.synth.collective import GROUPED, NAMES, ROOTED, Collective, Groups, build, check_groups
 from taccl.synth.cost import costs
 from taccl.synth.engines import BASELINES
-from taccl.synth.search import Pairs
+from taccl.synth.pairs import Pairs
 
 ENGINES = ("auto", "cp-sat", "greedy", *BASELINES)
 # Chunks times destinations beyond which seeds alone take minutes.

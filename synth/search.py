@@ -1,7 +1,7 @@
 """The search behind one request: what was tried, the best so far, and how much time is left.
 
 Stages share this state: `Search.offer` times a list of transfers, keeps it when it is the best and obeys the
-sketch; `Search.left` says how much of the budget remains. Limits handed to CP-SAT are deterministic.
+sketch; `Search.left_s` says how much of the limit remains. Limits handed to CP-SAT are deterministic.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ from taccl.synth.models.orbits import close, free_group, identity
 from taccl.synth.models.packing import pack_trees, refine
 from taccl.synth.models.solver import Strategy
 from taccl.synth.models.trees import solve_trees
-from taccl.synth.problem import Layer, Problem, Symmetry, problem, roots_of, with_symmetry
+from taccl.synth.pairs import Pairs, blocks_of_groups, pairs_of_groups
+from taccl.synth.problem import Layer, Problem, Symmetry, problem, with_symmetry
 from taccl.synth.schedule import Transfer, as_transfers
 from taccl.synth.symmetric.prices import LONGEST_FS
 from taccl.synth.symmetric.search import PAIRED, Task, search
@@ -69,31 +70,6 @@ MOST_PIPELINED = 16_000
 ROOTED = ("broadcast", "reduce")
 # Of the limit, where a slow machine takes long for forests: baselines want their turn.
 FORESTS_SHARE = 0.8
-
-
-@dataclass(frozen=True, slots=True)
-class Pairs:
-    """Who sends to whom, in the order of the chunks, and for alltoallv how many blocks."""
-
-    ends: tuple[tuple[int, int], ...]
-    amounts: tuple[int, ...] = ()
-
-
-def pairs_of_groups(collective: Collective) -> Pairs:
-    """Chunks of one source and one destination each, of groups at partition 1, as blocks between pairs."""
-    counted: dict[tuple[int, int], int] = {}
-    for chunk in collective.chunks:
-        pair = chunk.sources[0][0], chunk.destinations[0][0]
-        counted[pair] = counted.get(pair, 0) + 1
-    return Pairs(tuple(counted), tuple(counted.values()))
-
-
-def blocks_of_groups(collective: Collective) -> tuple[int, ...]:
-    """Blocks of each root, group after group: every member's, or those of a group's only root."""
-    counted: dict[int, int] = {}
-    for (root,) in roots_of(collective):
-        counted[root] = counted.get(root, 0) + 1
-    return tuple(counted.values())
 
 
 @dataclass(slots=True)
@@ -196,8 +172,7 @@ class Search:
                 return  # quotients know blocks of all ranks, and blocks between pairs
             name, root, pairs = "alltoallv", 0, pairs_of_groups(self.build(1))
         priced = p.costs
-        longest_fs = max(*priced.alpha_fs, *priced.chunk_fs, priced.reduce_alpha_fs, priced.reduce_chunk_fs)
-        if longest_fs > LONGEST_FS:
+        if not _in_columns(priced):
             return  # its columns have no room for such times; the other engines count without limit
         partition = p.collective.partition
         task = Task(
@@ -221,8 +196,7 @@ class Search:
     def composed(self, name: str, p: Problem, pairs: Pairs) -> None:
         """Schedules composed of nodes, where the collective and the machine are of that kind."""
         priced = p.costs
-        longest_fs = max(*priced.alpha_fs, *priced.chunk_fs, priced.reduce_alpha_fs, priced.reduce_chunk_fs)
-        if longest_fs > LONGEST_FS or self.restrictions.rules or not composes(self.topology, name):
+        if not _in_columns(priced) or self.restrictions.rules or not composes(self.topology, name):
             return
         task = Task(
             self.topology, link_table(self.topology), name, p.collective.partition, priced.chunk_bytes, 0, pairs.ends,
@@ -241,8 +215,7 @@ class Search:
         if not composes(self.topology, name):
             return
         priced = self.problem(1).costs
-        longest_fs = max(*priced.alpha_fs, *priced.chunk_fs)
-        if longest_fs > LONGEST_FS or self.restrictions.rules:
+        if not _in_columns(priced) or self.restrictions.rules:
             return
         turned = reverse(self.topology) if name == "reducescatter" else self.topology
         work = round(LENGTHS_PER_WALL * self.budget_s)
@@ -262,7 +235,7 @@ class Search:
             return
         stated = self.problem(1)
         priced = stated.costs
-        if max(*priced.alpha_fs, *priced.chunk_fs) > LONGEST_FS:
+        if not _in_columns(priced):
             return
         blocks = stated.collective.size_chunks
         teams = stated.collective.groups
@@ -471,6 +444,12 @@ class Search:
 
     def _improved(self, partition: int) -> Callable[[int, int], None]:
         return lambda time_fs, _: self.report(f"cp-sat, {partition} per block", None)
+
+
+def _in_columns(priced: Costs) -> bool:
+    """Whether times are short enough for those who keep them in columns of whole numbers."""
+    reducing = (priced.reduce_alpha_fs, priced.reduce_chunk_fs)
+    return max(*priced.alpha_fs, *priced.chunk_fs, *reducing) <= LONGEST_FS
 
 
 def _usable(p: Problem) -> Callable[[tuple[int, ...], bool], NDArray[np.bool_]]:
