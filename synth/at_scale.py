@@ -26,7 +26,8 @@ from taccl.synth.collective import build
 from taccl.synth.cost import costs, us
 from taccl.synth.engines import BASELINES, Inapplicable
 from taccl.synth.engines.circulant import cuts
-from taccl.synth.engines.one_shot_trees import crowded_fs
+from taccl.synth.engines.one_shot_trees import ENGINE as TREES
+from taccl.synth.engines.one_shot_trees import HOPELESS, crowded_fs
 from taccl.synth.forest.search import Effort as ForestEffort
 from taccl.synth.forest.search import forests, pays
 from taccl.synth.message_table import MessageTable, message_table
@@ -60,8 +61,6 @@ MOST_BOTH_RANKS = 512
 # Up to so many ranks baselines are timed message by message.
 MOST_EXPLICIT_RANKS = 256
 MOST_EXPLICIT_MESSAGES = 1 << 15
-TREES = "one-shot-trees"
-HOPELESS = 2  # times what is known: trees that meet on some link for so long are not timed
 # A finer cut must pay.
 WORTHWHILE = 0.995
 

@@ -10,7 +10,8 @@ from taccl.synth.candidates import Candidate
 from taccl.synth.cost import Costs, costs
 from taccl.synth.engines import BASELINES, Inapplicable, chain, circulant
 from taccl.synth.engines.exchange import exchanging_allreduce
-from taccl.synth.engines.one_shot_trees import crowded_fs, reshaped
+from taccl.synth.engines.one_shot_trees import ENGINE as TREES
+from taccl.synth.engines.one_shot_trees import HOPELESS, crowded_fs, reshaped
 from taccl.synth.engines.rooted import rooted_allreduce
 from taccl.synth.problem import Problem
 from taccl.synth.request import Request, alpha_dominates, builder, generators, pairs_of_request
@@ -23,11 +24,8 @@ from taccl.synth.symmetric.search import COLLECTIVES
 # depend on it, and a chain wants more chunks than any tree.
 BY_ROUNDS = {"circulant": circulant.cuts, "chain": chain.cuts}
 # Baselines that are looked at only where a chunk costs more for being a message than for its bytes.
-TREES = "one-shot-trees"
 FOR_SHORT = (TREES,)
-# They are given up where they take more than so many times as long as the best; for other ways so many messages are
-# clocked for each second of the limit.
-HOPELESS = 2
+# For other ways of trees to every rank so many messages are clocked for each second of the limit.
 CLOCKED_PER_WALL = 3_000
 # Of the seeds' share, for baselines; greedy trees and quotients come after them.
 BASELINES_SHARE = 0.5

@@ -28,6 +28,9 @@ from taccl.synth.schedule import Transfer, as_transfers, completions, time_by_pr
 
 # Ways are compared for vectors of so many bytes: engines do not know the size, and longer ones are not for this one.
 SHORT_BYTES = 1000
+ENGINE = "one-shot-trees"
+# Times what is known: trees that are so crowded, or that slow, are given up.
+HOPELESS = 2
 # Ranks beyond which nobody waits for as many trees.
 MOST_RANKS = 64
 
