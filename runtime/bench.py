@@ -76,10 +76,8 @@ class Measurement:
     max_error: float
     reference: Timing | None  # of MPI's own collective, or of the program that this one is run against
     spans: Mapping[Message, Span] | None = None  # of the last run's messages, when asked for
-    coded_bytes: tuple[int, int] = (
-        0,
-        0,
-    )  # of all ranks in the last run: of the values that were coded, of their frames
+    # Of all ranks in the last run: bytes of the values that were coded, and of their frames.
+    coded_bytes: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,36 +7,16 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import runtime_programs as programs
-from mpi_jobs import launch, messages, needs_mpi, taccl
+from mpi_jobs import launch, messages, taccl
 
 from taccl.commands.run_data import read_data
 from taccl.commands.run_prepare import _codecs
 from taccl.errors import InvalidInput, UsageError
 from taccl.runtime.dtypes import DTYPES
-from taccl.synth.msccl_xml import write_xml
 
 mpi = pytest.mark.usefixtures("needs_a_launcher")
 WORKER = str(Path(__file__).with_name("run_codec_worker.py"))
 FAST = ("-n", "2", "-w", "1", "--deadline", "20")
-
-
-@pytest.fixture
-def needs_a_launcher():
-    for mark in needs_mpi[1:]:
-        if mark.args[0]:
-            pytest.skip(mark.kwargs["reason"])
-
-
-@pytest.fixture
-def saved(tmp_path):
-    """A function that writes a program to a file and gives its path."""
-
-    def save(program):
-        path = tmp_path / f"{program.name}.xml"
-        path.write_text(write_xml(program))
-        return str(path)
-
-    return save
 
 
 @pytest.mark.mpi

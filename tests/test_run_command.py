@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import runtime_programs as programs
 from click.testing import CliRunner
-from mpi_jobs import launch, messages, needs_mpi, taccl, taccl_but
+from mpi_jobs import launch, messages, taccl, taccl_but
 from native_algorithms import timed
 
 from taccl.commands.run import Size, command
@@ -19,30 +19,10 @@ from taccl.runtime import table
 from taccl.runtime.bench import Measurement, Row, Timing, patience_s
 from taccl.runtime.dtypes import DTYPES
 from taccl.synth.collective import build
-from taccl.synth.msccl_xml import write_xml
 from taccl.synth.native import write_native
 
 mpi = pytest.mark.usefixtures("needs_a_launcher")
 FAST = ("-n", "2", "-w", "1", "--deadline", "20")
-
-
-@pytest.fixture
-def needs_a_launcher():
-    for mark in needs_mpi[1:]:
-        if mark.args[0]:
-            pytest.skip(mark.kwargs["reason"])
-
-
-@pytest.fixture
-def saved(tmp_path):
-    """A function that writes a program to a file and gives its path."""
-
-    def save(program):
-        path = tmp_path / f"{program.name}.xml"
-        path.write_text(write_xml(program))
-        return str(path)
-
-    return save
 
 
 def rows(text):
