@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 
 from taccl.errors import CheckFailed, Infeasible, TacclError, UsageError
 from taccl.profiles.topology import Topology
@@ -28,7 +29,7 @@ from taccl.synth.lower_threadblocks import (
     lanes_of,
     threadblocks_of,
 )
-from taccl.synth.program import Program, RankProgram
+from taccl.synth.program import FIFO_DEPTH, Program, RankProgram
 from taccl.synth.program_collective import collective_of
 from taccl.synth.schedule import Transfer, completion_fs, completions, time_by_priority, time_in_order
 from taccl.synth.simulate import Simulation, simulate
@@ -38,6 +39,7 @@ MAX_BYTES = 1 << 40  # a real bound: 0 means unlimited to one loader and never t
 OUT_OF_PLACE_ONLY = frozenset({"alltoall", "alltoallv", "sendrecv", "custom"})
 SELECTIVE = 3  # rounds in which only messages that jumped a queue wait; then all do
 PATIENCE = 3  # rounds of adding hints without a quicker program before giving up
+MOST_SPREAD = 16  # connections of a pair that a FIFO's slots alone ask for
 MOST_WORK = 100_000  # messages lowered in all rounds together before the best so far must do
 
 
@@ -75,13 +77,16 @@ def lower_exact(
     best: LoweringResult | None = None
     rounds = max(2, MOST_WORK // max(1, len(shape.messages)))
     failure: TacclError | None = None
-    for reuse in (True, False):
+    spread = _spread(shape, topology, protocol)
+    spreads = sorted({max(1, spread // share) for share in (1, 2, 4, MOST_SPREAD)}, reverse=True)
+    for reuse, spread in product((True, False), spreads):
         for again in (False, True):
             schedule = best.schedule if again and best is not None else shape
             if again and check_algorithm(schedule, topology):
                 continue  # reductions took turns as threadblocks came to them: no schedule has these times
             try:
-                for found in _variants(schedule, topology, protocol, instances, reuse, rounds > SELECTIVE):
+                per_link = instances * spread
+                for found in _variants(schedule, topology, protocol, per_link, reuse, rounds > SELECTIVE):
                     rounds -= 1
                     if best is None or found.simulated_time_fs < best.simulated_time_fs:
                         best = found
@@ -91,12 +96,31 @@ def lower_exact(
                         return _slower(best, algorithm)
             except (CheckFailed, Infeasible) as error:  # a deadlock of shared scratch, a limit of MSCCL
                 failure = failure or error
-        if best is not None and not any(gpu.scratch_chunks for gpu in best.program.gpus):
+        if spread == 1 and best is not None and not any(gpu.scratch_chunks for gpu in best.program.gpus):
             break
     if best is None:
         assert failure is not None
         raise failure
     return _slower(best, algorithm)
+
+
+def _spread(shape: Algorithm, topology: Topology, protocol: str) -> int:
+    """Connections over which each pair must spread its messages, so that slots of FIFOs do not hold them up.
+
+    A link that takes its next message long before the last one has arrived has more of them under way than one
+    connection's FIFO has slots.
+    """
+    priced = costs(topology, shape.chunk_bytes)
+    depth = FIFO_DEPTH[protocol]
+    carried: dict[int, int] = {}
+    wanted = 1
+    for message in shape.messages:
+        link, count = message.link, len(message.chunks)
+        carried[link] = carried.get(link, 0) + 1
+        if carried[link] > depth:
+            hold = max(priced.hold(link, per_chunk, count) for _, per_chunk in priced.holds[link])
+            wanted = max(wanted, -(-priced.transit(link, count) // max(1, depth * hold)))
+    return min(wanted, MOST_SPREAD)
 
 
 def _check_peers(shape: Algorithm) -> None:
@@ -126,17 +150,18 @@ def claim(schedule: Algorithm, certificate: Certificate) -> Algorithm:
 
 
 def _variants(
-    shape: Algorithm, topology: Topology, protocol: str, instances: int, reuse: bool, selective: bool
+    shape: Algorithm, topology: Topology, protocol: str, per_link: int, reuse: bool, selective: bool
 ) -> Iterator[LoweringResult]:
     """Programs for a schedule with more and more hints, until one is exact or no hint is left.
 
-    selective: at first only messages that jumped a queue wait.
+    per_link: connections over which the messages of a link are spread. selective: at first only messages that jumped a
+    queue wait.
     """
     priced = costs(topology, shape.chunk_bytes)
-    moves = _moves(shape, topology, instances, reuse)
+    moves = _moves(shape, topology, per_link, reuse)
     hints, quickest, stale, rounds, everywhere = NO_HINTS, -1, 0, 0, False
     while stale < PATIENCE:
-        lowered = _lower(shape, moves, protocol, instances, hints)
+        lowered = _lower(shape, moves, protocol, per_link, hints)
         simulation = simulate(lowered.program, topology, shape.size_bytes, collective=shape.collective)
         exact = simulation.time_fs == shape.time_fs
         schedule = shape if exact else _as_simulated(shape, priced, simulation, lowered)
@@ -181,22 +206,22 @@ class _Moves:
     parallel: dict[tuple[int, int], int]  # links of each pair
 
 
-def _moves(shape: Algorithm, topology: Topology, instances: int, reuse: bool) -> _Moves:
+def _moves(shape: Algorithm, topology: Topology, per_link: int, reuse: bool) -> _Moves:
     inplace = shape.collective.name not in OUT_OF_PLACE_ONLY
     ordinal, parallel = _parallel_links(topology)
     # Stream s of a pair uses parallel link s % (number of parallel links), as the simulator's channels do.
-    stream = [ordinal[m.link] + parallel[m.src, m.dst] * (m.chunks[0] % instances) for m in shape.messages]
+    stream = [ordinal[m.link] + parallel[m.src, m.dst] * (m.chunks[0] % per_link) for m in shape.messages]
     made = operations(shape, costs(topology, shape.chunk_bytes), stream, inplace, reuse)
     return _Moves(made, stream, parallel)
 
 
-def _lower(shape: Algorithm, moves: _Moves, protocol: str, instances: int, hints: Hints) -> _Lowered:
+def _lower(shape: Algorithm, moves: _Moves, protocol: str, per_link: int, hints: Hints) -> _Lowered:
     collective = shape.collective
     made, stream = moves.made, moves.stream
     ops = _with_waits(made.all, shape, hints)
     lanes = lanes_of(ops, collective.ranks)
     needs = direct_needs(ops, lanes)
-    channel_of = channels_of(ops, shape, needs, stream, moves.parallel, instances)
+    channel_of = channels_of(ops, shape, needs, stream, moves.parallel, per_link)
     level = levels(hints.before)
     gpus = []
     message_at: dict[tuple[int, int, int], int] = {}

@@ -116,7 +116,7 @@ def channels_of(
     needs: Sequence[Sequence[int]],
     stream: Sequence[int],
     parallel: dict[tuple[int, int], int],
-    instances: int,
+    per_link: int,
 ) -> dict[int, int]:
     """The channel of each message: further channels where either end's threadblock, or its rank's channel, is full."""
     steps: dict[tuple[int, int], int] = {}  # (message, rank) -> steps there
@@ -132,7 +132,7 @@ def channels_of(
         message = algorithm.messages[number]
         here, there = steps[number, message.src], steps[number, message.dst]
         connection = (message.src, message.dst, stream[number])
-        streams = parallel[message.src, message.dst] * instances
+        streams = parallel[message.src, message.dst] * per_link
         segment, at_source, at_destination = filled.get(connection, (-1, 0, 0))
         # One step more for the dependency that ties a segment to the one before it.
         full = max(at_source + here, at_destination + there) > MAX_STEPS - 2 and at_source

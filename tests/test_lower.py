@@ -129,6 +129,21 @@ def _each_alone(topology: Topology, collective: Collective) -> tuple[tuple[objec
     return messages, completion_fs(priced, messages)
 
 
+@pytest.mark.parametrize("alphas", [4, 9, 30])
+def test_a_fifo_with_few_slots_does_not_hold_up_a_link_that_takes_many_messages(alphas: int) -> None:
+    beta = Fraction(40)
+    chunk_us = beta * SIZE / 40 / 10**6
+    link = Link(0, 1, chunk_us * alphas, beta, Fraction(0), ())
+    topology = Topology("wire", ((0, 1),), (link,), ())
+    collective = build("broadcast", 2, partition=40)
+    algorithm = algorithm_of(topology, collective, [Transfer(0, (chunk,)) for chunk in range(40)])
+    assert algorithm is not None
+    result = lowered(algorithm, topology)
+    assert result.slower_fs == 0
+    # No connection of MSCCL's protocol Simple has more than two messages under way.
+    assert result.program.channels >= (alphas + 1) // 2
+
+
 def test_batches_beyond_71_chunks_are_split() -> None:
     topology = line(2)
     collective = build("broadcast", 2, 200)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -39,6 +40,8 @@ WORTHWHILE = 0.002
 # Beyond so many ranks each limit on depth takes seconds, and the least never carry much; nor does a cut into few chunks
 # without rounding exist.
 FEW_RANKS = 32
+# Messages under way on a link at once, beyond which slots of FIFOs would hold them up: two on each of four connections.
+UNDER_WAY = 8
 # Times as many messages as a schedule may have.
 TOO_MANY = 4
 # A block whose transit is shorter than so many alphas is not worth trees of its own.
@@ -113,7 +116,7 @@ def _forests(
     least = sum(hops) * symmetry.group.order
     if least > TOO_MANY * effort.most_messages:
         return  # blocks are many and small already
-    finest = max(1, min(effort.most_cuts, effort.most_messages // max(1, least)))
+    finest = max(1, min(effort.most_cuts, effort.most_messages // max(1, least), _held_back(block)))
     cuts = [-most] if most < 0 else grid(1, min(most, finest) if most else finest)
     holds = _holds(block, _nominal(block, cuts))
     weights = [1] * len(names)
@@ -170,7 +173,9 @@ def _forests(
                 return
     if best is not None and best[2] == best[1][-1] and len(best[1]) > 1:
         # As fine as it might be, and finer was better all along.
-        finest = min(effort.most_cuts, most or effort.most_cuts, effort.most_refined // max(1, least))
+        finest = min(
+            effort.most_cuts, most or effort.most_cuts, effort.most_refined // max(1, least), _held_back(block)
+        )
         finer = [k for k in grid(best[1][0], finest) if k > best[2]]
         if finer:
             yield from _climb(task, block, names, sides, free, best[0], finer, effort, should_stop)
@@ -243,6 +248,17 @@ def _climb(
             at += step
         if at - step != start:
             return
+
+
+def _held_back(block: Instance) -> int:
+    """The most chunks a block before a link would have more messages under way than FIFOs have slots."""
+    most = sys.maxsize
+    for alpha, occupancy, transit in zip(
+        block.lane_alpha_fs, block.lane_occupancy_fs, block.lane_transit_fs, strict=True
+    ):
+        if alpha > UNDER_WAY * occupancy:
+            most = min(most, (UNDER_WAY - 1) * (transit - alpha) // (alpha - UNDER_WAY * occupancy))
+    return max(1, most)
 
 
 def grid(step: int, most: int) -> list[int]:
