@@ -11,6 +11,9 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+from numpy.typing import NDArray
+
 from taccl.profiles.topology import Topology
 from taccl.sketches.restrictions import Permutation, Restrictions, Rule
 from taccl.synth.collective import Collective
@@ -121,29 +124,35 @@ def _layer(topology: Topology, collective: Collective, kind: str, restrictions: 
                 images = [link] if kind == "spread" else sorted(mirror(topology, [link]))
                 routes |= {(rank, image) for image in images}
     allowed = sorted(every - forbidden)
-    hops = _hops(topology, allowed, kind)
+    ends = _ends(topology, allowed, kind)
+    hops = _hops(topology.ranks, ends)
     usable = []
     memo: dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[int, ...]] = {}
     for root, target in zip(roots, targets, strict=True):
         key = (root, target)
         if key not in memo:
-            links_here = [e for e in allowed if not any((r, e) in routes for r in root)]
             # These leave much of the machine idle, so that a way round over a neighbour's NIC can pay.
             detour = 2 if collective.name == "sendrecv" or collective.groups else 1
-            memo[key] = tuple(
-                _on_the_way(topology, links_here, hops, root, target, kind, restrictions.extra_hops, detour)
+            on_the_way = _on_the_way(ends, hops, root, target, restrictions.extra_hops, detour)
+            kept = [allowed[place] for place in on_the_way]
+            memo[key] = (
+                tuple(e for e in kept if not any((r, e) in routes for r in root)) if routes else tuple(kept)
             )
         usable.append(memo[key])
     return Layer(kind, roots, targets, tuple(usable))
 
 
-def _hops(topology: Topology, links: Sequence[int], kind: str) -> list[list[int]]:
-    """hops[u][v] = least number of links from u to v (collect: of the turned links), ranks = unreachable."""
-    n = topology.ranks
+def _ends(topology: Topology, links: Sequence[int], kind: str) -> NDArray[np.int64]:
+    """[2, links]: where data of a chunk's tree enters each link and leaves it, seen from the root."""
+    pairs = [(topology.links[e].src, topology.links[e].dst) for e in links]
+    ends = np.array(pairs, np.int64).reshape(-1, 2).T
+    return ends if kind == "spread" else ends[::-1]
+
+
+def _hops(n: int, ends: NDArray[np.int64]) -> NDArray[np.int64]:
+    """[u, v] = least number of links from u to v, n = unreachable."""
     out: list[list[int]] = [[] for _ in range(n)]
-    for e in links:
-        link = topology.links[e]
-        a, b = (link.src, link.dst) if kind == "spread" else (link.dst, link.src)
+    for a, b in ends.T.tolist():
         out[a].append(b)
     table = []
     for start in range(n):
@@ -157,35 +166,30 @@ def _hops(topology: Topology, links: Sequence[int], kind: str) -> list[list[int]
                     distance[v] = distance[u] + 1
                     queue.append(v)
         table.append(distance)
-    return table
+    return np.array(table, np.int64)
 
 
 def _on_the_way(
-    topology: Topology,
-    links: Sequence[int],
-    hops: list[list[int]],
+    ends: NDArray[np.int64],
+    hops: NDArray[np.int64],
     roots: tuple[int, ...],
     targets: tuple[int, ...],
-    kind: str,
     extra_hops: int | None,
     detour: int,
 ) -> list[int]:
-    """Links that lie on some path from a root to a target within the allowed number of hops."""
-    n = topology.ranks
-    kept = []
-    limits = {t: min(hops[r][t] for r in roots) for t in targets}
+    """Places of the links that lie on some path from a root to a target within the allowed number of hops."""
+    n = len(hops)
     # Without the author's word, trees to many targets may use any simple path; a single target keeps
     # to paths with few hops more than the shortest, or the model grows with no gain.
     slack = extra_hops if extra_hops is not None else (n if len(targets) > 1 else detour)
-    for e in links:
-        link = topology.links[e]
-        u, v = (link.src, link.dst) if kind == "spread" else (link.dst, link.src)
-        if v in roots:
-            continue
-        to_u = min(hops[r][u] for r in roots)
-        if to_u < n and any(to_u + 1 + hops[v][t] <= limits[t] + slack for t in targets if hops[v][t] < n):
-            kept.append(e)
-    return kept
+    here, there = ends
+    from_root = hops[list(roots)].min(axis=0)
+    to_targets = hops[:, list(targets)]
+    limits = from_root[list(targets)] + slack
+    # How many hops a link that ends at a rank may begin from the root, for the target that allows most.
+    most = np.where(to_targets < n, limits - 1 - to_targets, -1).max(axis=1, initial=-1)
+    into_root = np.isin(there, roots)
+    return np.flatnonzero(~into_root & (from_root[here] < n) & (from_root[here] <= most[there])).tolist()
 
 
 def unreachable(p: Problem) -> list[tuple[int, int, int]]:
@@ -234,8 +238,13 @@ def _extend(p: Problem, ranks: Permutation) -> Symmetry | None:
     if chunks is None or links is None:
         return None
     for layer in p.layers:
-        for chunk, image in enumerate(chunks):
-            if {links[e] for e in layer.usable[chunk]} != set(layer.usable[image]):
+        # Chunks between the same ranks have one tuple of links, and a machine has many chunks.
+        moves = {
+            (id(layer.usable[chunk]), id(layer.usable[image])): (layer.usable[chunk], layer.usable[image])
+            for chunk, image in enumerate(chunks)
+        }
+        for usable, of_image in moves.values():
+            if sorted(links[e] for e in usable) != list(of_image):
                 return None
     for rule in p.rules:
         if {links[e] for e in rule.links} != set(rule.links):

@@ -96,6 +96,7 @@ class Search:
     best_of: dict[int, Candidate] = field(default_factory=dict)  # by partition
     of_engine: dict[tuple[int, str], Candidate] = field(default_factory=dict)  # by partition and engine
     bounds: dict[int, int] = field(default_factory=dict)  # by partition: what a model proved at this chunking
+    stated: dict[int, Problem] = field(default_factory=dict)  # by partition
     timed: int = 0  # transfers of all schedules that were offered
 
     def left_s(self) -> float:
@@ -118,8 +119,10 @@ class Search:
 
     def problem(self, partition: int) -> Problem:
         """The problem at a chunking, with those symmetries that it has."""
-        stated = problem(self.topology, self.build(partition), self.size_bytes, self.restrictions)
-        return with_symmetry(stated, self.generators)[0]
+        if partition not in self.stated:
+            stated = problem(self.topology, self.build(partition), self.size_bytes, self.restrictions)
+            self.stated[partition] = with_symmetry(stated, self.generators)[0]
+        return self.stated[partition]
 
     def offer(self, engine: str, p: Problem, transfers: Sequence[Transfer]) -> Candidate | None:
         """Time transfers; remember them when they obey the sketch. Returns the candidate if acceptable."""

@@ -113,6 +113,7 @@ def _own_seeds(search: Search, request: Request, ladder: list[int], share: float
         best_of={},
         of_engine={},
         bounds={},
+        stated={},
         timed=0,
     )
     _seeds(own, request, ladder)

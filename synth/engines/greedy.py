@@ -121,19 +121,44 @@ class _State:
     def __init__(self, problem: Problem, number: int) -> None:
         self.costs = problem.costs
         self.links = problem.topology.links
+        self.ranks = problem.topology.ranks
         self.free = [0] * problem.costs.resources
+        self.transit = [problem.costs.transit(e, 1) for e in range(len(self.links))]
+        self.resources = [tuple(r for r, _ in holds) for holds in problem.costs.holds]
+        self._least: dict[int, list[int]] = {}
         layer = problem.layers[number]
         self.has: list[dict[int, int]] = [dict.fromkeys(roots, 0) for roots in layer.roots]
         self.sent: list[tuple[int, Transfer]] = []
 
     def start(self, link: int, ready: int) -> int:
-        return max(ready, *(self.free[r] for r, _ in self.costs.holds[link]))
+        for resource in self.resources[link]:
+            if self.free[resource] > ready:
+                ready = self.free[resource]
+        return ready
+
+    def least(self, target: int) -> list[int]:
+        """Per rank the least time to a rank when every link is free, 0 from where it cannot be reached."""
+        if target not in self._least:
+            into: dict[int, list[int]] = {}
+            for e, link in enumerate(self.links):
+                into.setdefault(link.dst, []).append(e)
+            least: dict[int, int] = {}
+            heap = [(0, target)]
+            while heap:
+                away, rank = heapq.heappop(heap)
+                if rank in least:
+                    continue
+                least[rank] = away
+                for e in into.get(rank, ()):
+                    heapq.heappush(heap, (away + self.transit[e], self.links[e].src))
+            self._least[target] = [least.get(rank, 0) for rank in range(self.ranks)]
+        return self._least[target]
 
     def commit(self, chunk: int, link: int) -> None:
         start = self.start(link, self.has[chunk][self.links[link].src])
         for resource, per_chunk in self.costs.holds[link]:
             self.free[resource] = start + self.costs.hold(link, per_chunk, 1)
-        self.has[chunk][self.links[link].dst] = start + self.costs.transit(link, 1)
+        self.has[chunk][self.links[link].dst] = start + self.transit[link]
         self.sent.append((start, Transfer(link, (chunk,))))
 
 
@@ -176,7 +201,7 @@ def _spread(problem: Problem, number: int, taste: Taste, group: Sequence[Symmetr
 
     def score(chunk: int, e: int) -> float:
         ready = state.has[chunk][state.links[e].src]
-        return state.start(e, ready) + taste.weight * state.costs.transit(e, 1)
+        return state.start(e, ready) + taste.weight * state.transit[e]
 
     def offer(chunk: int, rank: int) -> None:
         for e in outgoing[chunk].get(rank, ()):
@@ -252,23 +277,35 @@ def _earliest_path(
     """(arrival, links) of the soonest path from a holder of the chunk to one of the targets."""
     best = dict(state.has[chunk])
     via: dict[int, int] = {}
-    heap = [(at, rank) for rank, at in best.items()]
+    links, transit = state.links, state.transit
+    # Ranks are looked at in order of arrival and the least way on from there (A*); a guess of 0 is always right.
+    left = state.least(next(iter(targets))) if len(targets) == 1 else [0] * state.ranks
+    heap = [(at + left[rank], at, rank) for rank, at in best.items()]
     heapq.heapify(heap)
+    soonest: int | None = None  # arrival at a target so far: what is later leads nowhere
     while heap:
-        at, rank = heapq.heappop(heap)
+        _, at, rank = heapq.heappop(heap)
         if at > best[rank]:
             continue
         if rank in targets:
             hops = []
             while rank in via:
                 hops.append(via[rank])
-                rank = state.links[via[rank]].src
+                rank = links[via[rank]].src
             return at, hops[::-1]
         for e in outgoing.get(rank, ()):
-            dst = state.links[e].dst
-            arrival = state.start(e, at) + state.costs.transit(e, 1)
-            if dst not in best or arrival < best[dst]:
-                best[dst] = arrival
-                via[dst] = e
-                heapq.heappush(heap, (arrival, dst))
+            dst = links[e].dst
+            known = best.get(dst)
+            if known is not None and at + transit[e] >= known:
+                continue  # even over a free link
+            arrival = state.start(e, at) + transit[e]
+            if (known is not None and arrival >= known) or (
+                soonest is not None and arrival + left[dst] >= soonest
+            ):
+                continue
+            best[dst] = arrival
+            via[dst] = e
+            if dst in targets:
+                soonest = arrival
+            heapq.heappush(heap, (arrival + left[dst], arrival, dst))
     return None
