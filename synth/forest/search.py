@@ -174,7 +174,10 @@ def _forests(
     if best is not None and best[2] == best[1][-1] and len(best[1]) > 1:
         # As fine as it might be, and finer was better all along.
         finest = min(
-            effort.most_cuts, most or effort.most_cuts, effort.most_refined // max(1, least), _held_back(block)
+            effort.most_cuts,
+            most or effort.most_cuts,
+            effort.most_refined // max(1, least),
+            _held_back(block),
         )
         finer = [k for k in grid(best[1][0], finest) if k > best[2]]
         if finer:
