@@ -145,7 +145,7 @@ def _layer(topology: Topology, collective: Collective, kind: str, restrictions: 
 def _ends(topology: Topology, links: Sequence[int], kind: str) -> NDArray[np.int64]:
     """[2, links]: where data of a chunk's tree enters each link and leaves it, seen from the root."""
     pairs = [(topology.links[e].src, topology.links[e].dst) for e in links]
-    ends = np.array(pairs, np.int64).reshape(-1, 2).T
+    ends: NDArray[np.int64] = np.array(pairs, np.int64).reshape(-1, 2).T
     return ends if kind == "spread" else ends[::-1]
 
 
@@ -189,7 +189,8 @@ def _on_the_way(
     # How many hops a link that ends at a rank may begin from the root, for the target that allows most.
     most = np.where(to_targets < n, limits - 1 - to_targets, -1).max(axis=1, initial=-1)
     into_root = np.isin(there, roots)
-    return np.flatnonzero(~into_root & (from_root[here] < n) & (from_root[here] <= most[there])).tolist()
+    kept = np.flatnonzero(~into_root & (from_root[here] < n) & (from_root[here] <= most[there]))
+    return [int(place) for place in kept]
 
 
 def unreachable(p: Problem) -> list[tuple[int, int, int]]:
