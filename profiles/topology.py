@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
+from taccl.profiles.codec_cost import CodecCost
 from taccl.profiles.link import Link, Measurement, fault_of
 from taccl.profiles.link_table import LinkTable
 
@@ -61,6 +62,7 @@ class Topology:
     reduce_alpha_us: Fraction = Fraction(0)  # cost of reducing one message on a rank
     reduce_beta_us_per_mb: Fraction = Fraction(0)
     source: str = ""  # where the numbers come from
+    codecs: tuple[CodecCost, ...] = ()  # that were measured; each (codec, dtype) once
 
     @property
     def ranks(self) -> int:

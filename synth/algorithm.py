@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from fractions import Fraction
 
+from taccl.synth.coding.plan import CodingPlan, Hop
 from taccl.synth.collective import Collective
 from taccl.synth.gap import gap
 
@@ -60,6 +61,12 @@ class Algorithm:
     certificate: Certificate
     engine: str  # what found it: "cp-sat", "ring", ...
     provenance: dict[str, object] = field(default_factory=dict)  # versions, seed, input hashes; no dates
+    coding: CodingPlan | None = None  # which messages travel coded; all times above are without
+
+    def coded_hops(self) -> frozenset[Hop]:
+        """What travels coded: (source, destination, chunk, op) of every chunk of every coded message."""
+        coded = [self.messages[number] for number in self.coding.messages] if self.coding else []
+        return frozenset((m.src, m.dst, chunk, m.op) for m in coded for chunk in m.chunks)
 
     @property
     def chunk_bytes(self) -> Fraction:
