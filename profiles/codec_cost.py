@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -23,3 +24,20 @@ class CodecCost:
     encode_beta_us_per_mb: Fraction  # per MB of values, not of coded bytes; so for decode
     decode_alpha_us: Fraction
     decode_beta_us_per_mb: Fraction
+
+
+def fault_of_codecs(costs: Sequence[CodecCost]) -> str | None:
+    """Which rule the costs of a topology break, in a sentence; None for none."""
+    for cost in costs:
+        numbers: tuple[Fraction | int, ...] = (
+            cost.frame_bytes,
+            cost.encode_alpha_us,
+            cost.encode_beta_us_per_mb,
+            cost.decode_alpha_us,
+            cost.decode_beta_us_per_mb,
+        )
+        if cost.ratio <= 0 or any(number < 0 for number in numbers):
+            return f"codec {cost.codec} on {cost.dtype}: the ratio must be above 0, no other number below it"
+    if len({(cost.codec, cost.dtype) for cost in costs}) != len(costs):
+        return "a codec stands twice for one type of values"
+    return None

@@ -8,7 +8,7 @@ A cluster is written in one of three ways, each of which `links` and `changes` m
 
 The tables of keys are in `taccl.profiles.schema`; docs/profiles.md shows examples. Findings: P101 keys that
 exclude each other or lack another, P102 a rank, P103 a link class, P104 a port, NIC or name, P105 a link,
-P106 a size, P107 a change.
+P106 a size, P107 a change, P108 a codec.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 from taccl.profiles.changes import apply_changes
+from taccl.profiles.codec_cost import CodecCost
 from taccl.profiles.draft import Draft, read_classes
 from taccl.profiles.forms import Values
 from taccl.profiles.homogeneous import build_homogeneous
@@ -50,6 +51,7 @@ def read_topology(
         raise AssertionError("a profile that cannot be read has an error")
     draft = Draft(values)
     _build(draft, values, nodes, size)
+    codecs = _codecs(values)
     root.findings.raise_if_any()
     topology = Topology(
         name=name if name is not None else values["name"],
@@ -61,6 +63,7 @@ def read_topology(
         reduce_alpha_us=_reduce(values, "alpha"),
         reduce_beta_us_per_mb=_reduce(values, "beta"),
         source=values.get("source", ""),
+        codecs=codecs,
     )
     topology.check()
     return topology
@@ -69,6 +72,36 @@ def read_topology(
 def _reduce(values: Values, key: str) -> Fraction:
     reduce = values.get("reduce")
     return reduce.get(key, Fraction(0)) if reduce is not None else Fraction(0)
+
+
+def _codecs(values: Values) -> tuple[CodecCost, ...]:
+    """The codecs in the file's order; notes those that stand twice and frames of half a byte."""
+    found: list[CodecCost] = []
+    first: dict[tuple[str, str], Values] = {}
+    for entry in values.get("codecs", ()):
+        if "frame" in entry and entry["frame"].denominator != 1:
+            entry.at("frame").error("P108", "a frame has a whole number of bytes")
+        if "codec" in entry and "dtype" in entry:
+            key = (entry["codec"], entry["dtype"])
+            if first.setdefault(key, entry) is not entry:
+                message = f"codec {key[0]!r} stands twice for {key[1]} (first in line {first[key].node.line})"
+                entry.at("codec").error("P108", message, "remove one of the two")
+        if entry.broken or entry["encode"].broken or entry["decode"].broken:
+            continue
+        found.append(
+            CodecCost(
+                codec=entry["codec"],
+                dtype=entry["dtype"],
+                lossless=entry["lossless"],
+                ratio=entry["ratio"],
+                frame_bytes=int(entry["frame"]),
+                encode_alpha_us=entry["encode"]["alpha"],
+                encode_beta_us_per_mb=entry["encode"]["beta"],
+                decode_alpha_us=entry["decode"]["alpha"],
+                decode_beta_us_per_mb=entry["decode"]["beta"],
+            )
+        )
+    return tuple(found)
 
 
 def _build(draft: Draft, values: Values, nodes: int | None, size: Sequence[int] | None) -> None:

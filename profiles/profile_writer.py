@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable
 from fractions import Fraction
 
+from taccl.profiles.codec_cost import CodecCost
 from taccl.profiles.schema import SCHEMA_NAME
 from taccl.profiles.topology import Link, Measurement, Topology
 
@@ -32,6 +33,9 @@ def write_topology(topology: Topology, description: str = "") -> str:
     if topology.reduce_alpha_us or topology.reduce_beta_us_per_mb:
         alpha, beta = number_text(topology.reduce_alpha_us), number_text(topology.reduce_beta_us_per_mb)
         lines.append(f"reduce: {{alpha: {alpha}, beta: {beta}}}")
+    if topology.codecs:
+        lines.append("codecs:  # alpha in us, beta in us/MB of values, frame in bytes of a chunk")
+        lines += [f"  - {{{_codec(cost)}}}" for cost in topology.codecs]
     if classes:
         lines.append("classes:  # alpha and occupancy in us, beta in us/MB")
         lines += [f"  {name}: {{{_class(name, key)}}}" for key, name in classes.items()]
@@ -101,6 +105,25 @@ def _class(name: str, key: _Key) -> str:
             numbers.append(f"beta_ci: {measured.beta_ci_us_per_mb!r}")
         parts.append(f"measured: {{{', '.join(numbers)}}}")
     return ", ".join(parts)
+
+
+def _codec(cost: CodecCost) -> str:
+    encode = _coding(cost.encode_alpha_us, cost.encode_beta_us_per_mb)
+    decode = _coding(cost.decode_alpha_us, cost.decode_beta_us_per_mb)
+    parts = [
+        f"codec: {scalar_text(cost.codec)}",
+        f"dtype: {scalar_text(cost.dtype)}",
+        f"lossless: {'true' if cost.lossless else 'false'}",
+        f"ratio: {number_text(cost.ratio)}",
+        f"frame: {cost.frame_bytes}",
+        f"encode: {{{encode}}}",
+        f"decode: {{{decode}}}",
+    ]
+    return ", ".join(parts)
+
+
+def _coding(alpha_us: Fraction, beta_us_per_mb: Fraction) -> str:
+    return f"alpha: {number_text(alpha_us)}, beta: {number_text(beta_us_per_mb)}"
 
 
 def number_text(value: Fraction) -> str:

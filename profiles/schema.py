@@ -22,6 +22,7 @@ MAX_BETA_US_PER_MB = 10**9  # a kilobyte a second
 
 _ALPHA = Number("us", minimum=0, maximum=MAX_TIME_US, nonzero=MIN_TIME_US)
 _BETA = Number("us/MB", minimum=MIN_BETA_US_PER_MB, maximum=MAX_BETA_US_PER_MB)
+_FREE_BETA = Number("us/MB", minimum=0, maximum=MAX_BETA_US_PER_MB, nonzero=MIN_BETA_US_PER_MB)
 _RANK = Integer(0, MAX_RANKS - 1)
 _COUNT = Integer(1, MAX_RANKS)
 NAME_PATTERN = r"[^\x00-\x1f\x7f-\x9f]{1,128}"
@@ -208,6 +209,38 @@ CHANGES = ListOf(
     maximum=100_000,
 )
 
+DTYPE_NAMES = ("float32", "float64", "float16", "bfloat16", "int32", "int64", "uint8")
+CODEC_PATTERN = r"[a-z][a-z0-9_-]{0,63}"
+MAX_RATIO = 10**9
+MAX_FRAME_BYTES = 10**9
+_CODING = Record(
+    {
+        "alpha": Field(_ALPHA, "time per chunk, in us", required=True),
+        "beta": Field(
+            _FREE_BETA, "time per data of the chunk's values, in us/MB or as a rate", required=True
+        ),
+    },
+    "what a step of coding costs a rank",
+)
+CODEC = Record(
+    {
+        "codec": Field(Text(pattern=CODEC_PATTERN, looks="the name of a codec"), "the codec", required=True),
+        "dtype": Field(Text(choices=DTYPE_NAMES), "the type of the values", required=True),
+        "lossless": Field(Boolean(), "whether decoding gives back every bit", required=True),
+        "ratio": Field(
+            Number("", above=0, maximum=MAX_RATIO), "bytes of values for a byte on the wire", required=True
+        ),
+        "frame": Field(
+            Number("bytes", minimum=0, maximum=MAX_FRAME_BYTES),
+            "bytes on the wire of each chunk beside its values",
+            required=True,
+        ),
+        "encode": Field(_CODING, "coding a chunk", required=True),
+        "decode": Field(_CODING, "decoding a chunk, or decoding and adding it to a sum", required=True),
+    },
+    "a codec on values of one type",
+)
+
 PROFILE = Record(
     {
         "schema": Field(Text(choices=(SCHEMA_NAME,)), "the format of this file", required=True),
@@ -225,15 +258,13 @@ PROFILE = Record(
             Record(
                 {
                     "alpha": Field(_ALPHA, "time per message, in us"),
-                    "beta": Field(
-                        Number("us/MB", minimum=0, maximum=MAX_BETA_US_PER_MB, nonzero=MIN_BETA_US_PER_MB),
-                        "time per data, in us/MB",
-                    ),
+                    "beta": Field(_FREE_BETA, "time per data, in us/MB"),
                 },
                 "the cost of reducing an arrived message into local data",
             ),
             "what reducing costs a rank (default: nothing)",
         ),
+        "codecs": Field(ListOf(CODEC, maximum=1000), "what codecs cost and gain, each once for a type"),
         "classes": Field(MapOf(LINK_CLASS, _CLASS), "link classes by name"),
         "ports": Field(MapOf(PORT, _NAME, MAX_PORTS), "ports by name"),
         "switches": Field(

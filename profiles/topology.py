@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from taccl.profiles.codec_cost import CodecCost
+from taccl.profiles.codec_cost import CodecCost, fault_of_codecs
 from taccl.profiles.link import Link, Measurement, fault_of
 from taccl.profiles.link_table import LinkTable
 
@@ -96,6 +96,8 @@ class Topology:
             for index, link in enumerate(self.links):
                 if (fault := fault_of(link, len(members), len(self.ports))) is not None:
                     raise ValueError(f"link {index} ({link.src}->{link.dst}): {fault}")
+        if (fault := fault_of_codecs(self.codecs)) is not None:
+            raise ValueError(fault)
         for nic in self.nics:
             ends = (nic.out_port, nic.in_port)
             if not (0 <= nic.node < len(self.nodes) and all(0 <= port < len(names) for port in ends)):

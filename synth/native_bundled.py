@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
+from dataclasses import astuple
 
 import numpy as np
 
@@ -57,6 +58,8 @@ def fingerprint(topology: Topology, links: LinkTable) -> str:
         "classes": [[str(c.alpha_us), str(c.beta_us_per_mb), str(c.occupancy_us)] for c in classes],
         "links": len(links),
     }
+    if topology.codecs:
+        head["codecs"] = [[str(value) for value in astuple(cost)] for cost in topology.codecs]
     found = hashlib.sha256(json.dumps(head, sort_keys=True).encode())
     used = [column for column in links.ports.T if (column >= 0).any()]
     for column in (links.src, links.dst, place[numbers], *used):

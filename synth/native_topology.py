@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import fields
 from fractions import Fraction
 from math import gcd
 from typing import Any
 
+from taccl.profiles.codec_cost import CodecCost
 from taccl.profiles.profile_writer import number_text
 from taccl.profiles.topology import Link, Measurement, Nic, Port, Switch, Topology
 from taccl.synth.json_reader import MAX_INTEGER_DIGITS, Place
@@ -20,6 +22,9 @@ MAX_RANKS = 1 << 16
 MAX_LINKS = 1 << 23
 MAX_PORTS = 1 << 20
 MAX_PORTS_OF_LINK = 64
+MAX_CODECS = 1000
+MAX_FRAME_BYTES = 1 << 62
+_CODEC_KEYS = tuple(field.name for field in fields(CodecCost))
 
 
 def topology_lines(topology: Topology) -> Iterator[str]:
@@ -35,6 +40,8 @@ def topology_lines(topology: Topology) -> Iterator[str]:
         f'"reduce_alpha_us": {_number(topology.reduce_alpha_us)}, '
         f'"reduce_beta_us_per_mb": {_number(topology.reduce_beta_us_per_mb)},'
     )
+    if topology.codecs:
+        yield from _array("codecs", [_codec(cost) for cost in topology.codecs], ",")
     yield f'"nodes": {json.dumps([list(node) for node in topology.nodes])},'
     yield from _array(
         "ports",
@@ -67,7 +74,7 @@ def read_topology_value(place: Place) -> Topology:
     """The topology at a place. Raises InvalidInput."""
     place.only(
         "name", "source", "reduce_alpha_us", "reduce_beta_us_per_mb", "nodes", "ports", "switches", "nics",
-        "link_classes", "links",
+        "link_classes", "links", "codecs",
     )  # fmt: skip
     nodes = tuple(_ranks(node, least=0) for node in place.at("nodes").items(1, MAX_RANKS))
     if sum(map(len, nodes)) > MAX_RANKS:
@@ -84,6 +91,7 @@ def read_topology_value(place: Place) -> Topology:
         reduce_alpha_us=_not_negative(place.at("reduce_alpha_us")),
         reduce_beta_us_per_mb=_not_negative(place.at("reduce_beta_us_per_mb")),
         source=place.at("source").text(),
+        codecs=_codecs(place.at("codecs")) if "codecs" in place.mapping() else (),
     )
     try:
         topology.check()
@@ -131,6 +139,41 @@ def _class(key: tuple[Any, ...]) -> str:
         }
         text += f', "measured": {json.dumps(numbers, allow_nan=False)}'
     return text + "}"
+
+
+def _codec(cost: CodecCost) -> str:
+    return (
+        f'{{"codec": {json.dumps(cost.codec)}, "dtype": {json.dumps(cost.dtype)}, '
+        f'"lossless": {json.dumps(cost.lossless)}, "ratio": {_number(cost.ratio)}, '
+        f'"frame_bytes": {cost.frame_bytes}, '
+        f'"encode_alpha_us": {_number(cost.encode_alpha_us)}, '
+        f'"encode_beta_us_per_mb": {_number(cost.encode_beta_us_per_mb)}, '
+        f'"decode_alpha_us": {_number(cost.decode_alpha_us)}, '
+        f'"decode_beta_us_per_mb": {_number(cost.decode_beta_us_per_mb)}}}'
+    )
+
+
+def _codecs(place: Place) -> tuple[CodecCost, ...]:
+    found = []
+    for entry in place.items(0, MAX_CODECS):
+        entry.only(*_CODEC_KEYS)
+        ratio = entry.at("ratio").exact()
+        if ratio <= 0:
+            entry.at("ratio").fail(f"must be above 0, found {entry.at('ratio').value}")
+        found.append(
+            CodecCost(
+                codec=entry.at("codec").text(),
+                dtype=entry.at("dtype").text(),
+                lossless=entry.at("lossless").boolean(),
+                ratio=ratio,
+                frame_bytes=entry.at("frame_bytes").integer(0, MAX_FRAME_BYTES),
+                encode_alpha_us=_not_negative(entry.at("encode_alpha_us")),
+                encode_beta_us_per_mb=_not_negative(entry.at("encode_beta_us_per_mb")),
+                decode_alpha_us=_not_negative(entry.at("decode_alpha_us")),
+                decode_beta_us_per_mb=_not_negative(entry.at("decode_beta_us_per_mb")),
+            )
+        )
+    return tuple(found)
 
 
 def _ranks(place: Place, least: int) -> tuple[int, ...]:

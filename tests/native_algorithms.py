@@ -6,6 +6,7 @@ from fractions import Fraction
 
 from hypothesis import strategies as st
 
+from taccl.profiles.codec_cost import CodecCost
 from taccl.profiles.load import load_topology
 from taccl.profiles.topology import Link, Measurement, Nic, Port, Switch, Topology
 from taccl.synth.algorithm import Algorithm, Certificate
@@ -53,6 +54,12 @@ def two_nodes() -> Topology:
         (Switch("left", (0, 1)), Switch("right", (2, 3))),
         (Nic("nic0", 0, (0, 1), 0, 1), Nic("nic1", 1, (2, 3), 2, 3)),
         Fraction(1, 7), Fraction(2), "made up",
+        (
+            CodecCost("q8", "float32", False, Fraction(197, 50), 112, Fraction(30), Fraction(250),
+                      Fraction(61, 3), Fraction(0)),
+            CodecCost("xw", "bfloat16", True, Fraction(10, 7), 88, Fraction(0), Fraction(9999),
+                      Fraction(1, 3), Fraction(2000)),
+        ),
     )  # fmt: skip
     made.check()
     return made

@@ -304,6 +304,10 @@ def damage(data: Any, path: tuple[Any, ...], how: Any) -> Any:
 EXAMPLES = [plain_value(parse(library_text(name), name)) for name in ("ndv2", "dgx2", "fat-tree")]
 EXAMPLES.append(plain_value(parse(write_topology(load_topology("ndv2:2")), "flat")))
 EXAMPLES[-1]["links"] = EXAMPLES[-1]["links"][:3] + EXAMPLES[-1]["links"][-3:]
+EXAMPLES[-1]["codecs"] = [
+    {"codec": "q8", "dtype": "float32", "lossless": False, "ratio": 3.94, "frame": "112B",
+     "encode": {"alpha": "30us", "beta": 250}, "decode": {"alpha": 0, "beta": "10GB/s"}},
+]  # fmt: skip
 DAMAGES = [
     "remove", "add key", None, True, -1, 0, 1.5, 2, 10**7, "", "x", "0-7", "7-", "5us", "5furlong", "10/3",
     "46us/MB", "no", [], [0], ["x"], [0, 1, "ib"], {}, {"alpha": 1}, "a\tb", "x" * 5000,

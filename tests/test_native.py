@@ -223,6 +223,14 @@ WRONG = [
     ("topology.link_classes.0.measured.samples", -1, "topology.link_classes[0].measured.samples"),
     ("topology.nics.0.ranks", [4], "topology.nics[0].ranks[0]"),
     ("topology.switches.0.ranks", 0, "topology.switches[0].ranks"),
+    ("topology.codecs", {}, "topology.codecs"),
+    ("topology.codecs.0.ratio", 0, "topology.codecs[0].ratio"),
+    ("topology.codecs.0.lossless", 1, "topology.codecs[0].lossless"),
+    ("topology.codecs.0.frame_bytes", 1.5, "topology.codecs[0].frame_bytes"),
+    ("topology.codecs.0.encode_alpha_us", -1, "topology.codecs[0].encode_alpha_us"),
+    ("topology.codecs.1.decode_beta_us_per_mb", REMOVED, "topology.codecs[1]"),
+    ("topology.codecs.1.level", 3, "topology.codecs[1]"),
+    ("topology.codecs.1", {"codec": "q8"}, "topology.codecs[1]"),
 ]  # fmt: skip
 
 

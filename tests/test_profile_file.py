@@ -11,7 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from taccl.errors import InvalidInput
+from taccl.profiles.codec_cost import CodecCost
 from taccl.profiles.profile_file import read_topology, write_topology
+from taccl.profiles.schema import DTYPE_NAMES
 from taccl.profiles.topology import Link, Measurement, Nic, Port, Switch, Topology
 
 HOMOGENEOUS = """\
@@ -369,7 +371,13 @@ def topologies(draw: Any) -> Topology:
     )  # fmt: skip
     reduce = draw(st.tuples(RATES, RATES) | st.just((Fraction(0), Fraction(0))))
     source = draw(st.text(st.characters(blacklist_categories=("Cs",)), max_size=40))
-    return Topology(draw(NAMES), tuple(nodes), tuple(links), ports, switches, nics, *reduce, source)
+    kinds = st.tuples(st.sampled_from(["q8", "bf16-xw", "no"]), st.sampled_from(DTYPE_NAMES))
+    times = st.lists(st.one_of(st.just(Fraction(0)), RATES), min_size=4, max_size=4)
+    codecs = tuple(
+        CodecCost(*kind, draw(st.booleans()), draw(RATES), draw(st.integers(0, 10**9)), *draw(times))
+        for kind in draw(st.lists(kinds, unique=True, max_size=3))
+    )
+    return Topology(draw(NAMES), tuple(nodes), tuple(links), ports, switches, nics, *reduce, source, codecs)
 
 
 @given(topologies())

@@ -12,7 +12,7 @@ from __future__ import annotations
 import heapq
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from taccl.errors import UsageError
@@ -406,10 +406,7 @@ def _without_ports(topology: Topology, dropped: set[int]) -> Topology:
         Nic(nic.name, nic.node, nic.ranks, new_id[nic.out_port], new_id[nic.in_port]) for nic in topology.nics
     )
     ports = tuple(topology.ports[port] for port in kept)
-    return Topology(
-        topology.name, topology.nodes, links_left, ports, topology.switches, nics,
-        topology.reduce_alpha_us, topology.reduce_beta_us_per_mb, topology.source,
-    )  # fmt: skip
+    return replace(topology, links=links_left, ports=ports, nics=nics)
 
 
 def connection_notes(topology: Topology) -> list[str]:
