@@ -238,6 +238,7 @@ def open_native(file: str, options: dict[str, Any]) -> NativeFile | None:
 def _open_native(file: str, options: dict[str, Any]) -> ProgramFile:
     from taccl.synth.fifo_slots import within_slots
     from taccl.synth.lower import lower_exact
+    from taccl.synth.program_collective import collective_of
     from taccl.synth.program_graph import graph_of
     from taccl.synth.verify import buffering
 
@@ -246,7 +247,11 @@ def _open_native(file: str, options: dict[str, Any]) -> ProgramFile:
     # As taccl synth writes the program.
     findings = buffering(program, graph_of(program))
     program, limits = within_slots(program, findings, algorithm.size_bytes)
-    return ProgramFile(program, algorithm.collective, algorithm, topology, limits=limits)
+    wanted = algorithm.collective
+    if wanted.size_chunks != program.chunks_per_loop:
+        # Chunks that always travel together are one in the program.
+        wanted = collective_of(wanted.name, wanted.ranks, program.chunks_per_loop)
+    return ProgramFile(program, wanted, algorithm, topology, limits=limits)
 
 
 def _read_native(file: str, options: dict[str, Any]) -> tuple[Algorithm, Topology]:

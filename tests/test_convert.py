@@ -6,13 +6,17 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 from lxml import html
 from native_algorithms import timed, two_nodes
 
 from taccl.cli import cli
+from taccl.profiles.load import load_topology
 from taccl.profiles.profile_writer import write_topology
+from taccl.program_file import open_program
+from taccl.runtime.local import run_in_process
 from taccl.synth.algorithm import Algorithm, Certificate
 from taccl.synth.collective import build
 from taccl.synth.msccl_xml import read_xml
@@ -20,6 +24,7 @@ from taccl.synth.native import write_native
 from taccl.synth.verify import is_correct, verify
 
 TWO = two_nodes()
+NAMES_OF_OPTIONS = ("collective", "root", "demand", "pairs", "groups", "pre_post")
 ALGORITHM = replace(
     timed(TWO, build("allgather", 4), "ring"),
     certificate=Certificate(20.0, "as somebody says", 15.0, "feasible"),
@@ -127,6 +132,18 @@ def test_verify_takes_a_native_file(native: Path, tmp_path: Path) -> None:
     result = taccl("verify", saved(late, tmp_path), "--json")
     assert result.exit_code == 1
     assert [error["code"] for error in json.loads(result.stdout)["errors"]] == ["A100"]
+
+
+def test_chunks_that_a_step_could_not_count_are_joined_in_the_program_alone(tmp_path: Path) -> None:
+    pair = load_topology("ring:2")
+    path = tmp_path / "x.json"
+    path.write_text(write_native(timed(pair, build("allreduce", 2, 100), "ring"), pair))  # 100 a message
+    opened = open_program(str(path), dict.fromkeys(NAMES_OF_OPTIONS))
+    assert opened.program.chunks_per_loop == 100 and opened.collective == build("allreduce", 2, 50)
+    inputs = [np.arange(rank, 400 + rank, dtype=np.int32) for rank in range(2)]
+    for output in run_in_process(opened.program, inputs, collective=opened.collective):
+        assert (output == inputs[0] + inputs[1]).all()
+    assert json.loads(text("verify", path, "--json"))["ok"] is True
 
 
 def test_simulate_takes_topology_and_size_from_a_native_file(native: Path) -> None:
