@@ -8,7 +8,11 @@ moves fewer bytes, is decoded by all ranks of the node at the same time, and can
 
 A reduction takes decoded contributions. A partial sum is coded when nothing in it was coded before (the sum of a node
 with one rank); otherwise errors would add up hop after hop, and the rewrite refuses unless it may recode. The complete
-result is coded once, and its owner decodes its own frame, so that all ranks end with the same values.
+result is coded once, by the rank that made it, which takes the values of its own frame, so that all ranks end with the
+same values.
+
+Which messages are coded is said by nodes, or message by message by a coding plan (`runtime/planned.py`). A plan is
+followed to the letter: one that would have a frame passed on as values is refused.
 
 Every message of frames has an area of frame memory of its own, so its receive never waits for anything. A decode stands
 where its values are first read, or at the end; it starts when the frame is there and its memory is free.
@@ -18,10 +22,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 
-from taccl.errors import UsageError
+from taccl.errors import CheckFailed, UsageError
 from taccl.runtime.compile import Cell, Frame, Hazards, Operation, Plan, Range
+from taccl.synth.coding.plan import Hop
 from taccl.synth.collective import Collective
+
+_Result = tuple[int, int, int]  # rank, its operation that makes the sum, chunk
+
+WRONG_PLAN = "the coding plan is wrong"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +40,15 @@ class Coding:
 
     nodes: of each rank its node, where only messages from one to another are; None: all are. hop: each of them is coded
     and decoded by itself, the baseline that relays and sums are compared with. recode: partial sums with coded parts
-    may be coded again.
+    may be coded again. hops: instead of nodes exactly these, in chunks of the program's collective, where "reduce" is
+    a sum that is not complete yet and "copy" is whatever else travels.
     """
 
     nodes: tuple[int, ...] | None
     lossless: bool
     hop: bool = False
     recode: bool = False
+    hops: frozenset[Hop] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +58,7 @@ class _Value:
     chunk: int = -1
     ranks: int = 0  # a bit for each
     codings: int = 0  # of the values in memory
-    birth: int = -1  # the operation of this rank that made the sum
+    birth: tuple[int, int] | None = None  # rank and its operation that made the sum
     frame: Frame | None = None
     coded: bool = False  # the values are those of the frame
     there: bool = True  # in memory
@@ -63,9 +75,10 @@ def coded(
 ) -> list[Plan]:
     """The plans of all ranks with coded messages.
 
-    inplace: as in `compile_ranks`. Raises UsageError for sums whose errors would add up at every hop.
+    inplace: as in `compile_ranks`. Raises UsageError for sums whose errors would add up at every hop, CheckFailed for
+    hops that contradict one another or the program.
     """
-    early: set[tuple[int, int]] = set()
+    early: set[_Result] = set()
     while True:
         ranks = [_Rank(plan, coding, collective, inplace.get(plan.rank), early) for plan in plans]
         wire: dict[tuple[int, int, int], _Message] = {}
@@ -74,15 +87,27 @@ def coded(
         while left:
             # A rank goes on until it wants a message that is not sent yet; in the trace each is sent first.
             left = [rank for rank in left if next(steps[rank], None) is not None]
-        found = {place for rank in ranks for place in rank.late}
+        found = {result for rank in ranks for result in rank.late}
         if not found - early:
+            _check_all_sent(coding, ranks)
             return [rank.plan() for rank in ranks]
         # A result that is coded somewhere must be so from its birth: what went out before would differ from it.
         early |= found
 
 
+def _check_all_sent(coding: Coding, ranks: Sequence[_Rank]) -> None:
+    """Raise CheckFailed for hops that no message has made."""
+    sent = {route for rank in ranks for route in rank.planned}
+    for source, destination, chunk, _ in sorted(coding.hops or ()):
+        if (source, destination, chunk) not in sent:
+            raise CheckFailed(
+                f"{WRONG_PLAN}: it codes chunk {chunk} from rank {source} to rank {destination}, and no message of the "
+                "program brings it there"
+            )
+
+
 class _Rank:
-    """One rank's rewrite. early: the (rank, operation) whose results are coded at once; late: those that would be."""
+    """One rank's rewrite. early: the results that are coded at once; late: those that should have been."""
 
     def __init__(
         self,
@@ -90,7 +115,7 @@ class _Rank:
         coding: Coding,
         collective: Collective,
         inplace: tuple[int, int] | None,
-        early: set[tuple[int, int]],
+        early: set[_Result],
     ) -> None:
         self.old, self.rank, self.coding, self.early = plan, plan.rank, coding, early
         self.combining = collective.combining
@@ -102,7 +127,8 @@ class _Rank:
         self.done: list[tuple[int, ...]] = []  # of each old operation those that it has become
         self.areas: dict[tuple[Frame, ...], int] = {}
         self.slots = 0
-        self.late: set[tuple[int, int]] = set()
+        self.late: set[_Result] = set()
+        self.planned: set[tuple[int, int, int]] = set()  # source, destination, chunk of what hops have named
         for number, chunk in enumerate(collective.chunks):
             for rank, place in chunk.sources:
                 if rank == self.rank:
@@ -200,12 +226,11 @@ class _Rank:
     def _send(self, op: Operation) -> _Message:
         assert op.src is not None
         coding, values = self.coding, self._values(op.src)
-        selected = coding.nodes is None or coding.nodes[op.peer] != coding.nodes[self.rank]
-        if not selected and not any(value.coded for value in values):
+        if not self._selected(op, values):
             self._into_memory(op.src, op)
             self._add("send", op, src=op.src)
             return _Message(
-                False, tuple(replace(v, frame=None, there=True, birth=-1) for v in self._values(op.src))
+                False, tuple(replace(v, frame=None, coded=False, there=True) for v in self._values(op.src))
             )
         if coding.hop:
             self._into_memory(op.src, op)
@@ -224,6 +249,37 @@ class _Rank:
         return _Message(
             True,
             tuple(replace(v, frame=f, codings=c) for v, f, c in zip(values, frames, codings, strict=True)),
+        )
+
+    def _selected(self, op: Operation, values: Sequence[_Value]) -> bool:
+        """Whether a message is one of frames. Raises CheckFailed where hops leave no choice that is right."""
+        coding = self.coding
+        if coding.hops is None:
+            between = coding.nodes is None or coding.nodes[op.peer] != coding.nodes[self.rank]
+            return between or any(value.coded for value in values)
+        named = {v.chunk for v in values if (self.rank, op.peer, v.chunk, self._op(v)) in coding.hops}
+        self.planned |= {(self.rank, op.peer, chunk) for chunk in named}
+        for value in values:
+            if named and value.chunk not in named:
+                raise self._wrong_plan(
+                    op, f"sends chunk {value.chunk} to rank {op.peer} together with chunk {min(named)}, which alone of "
+                    "the two is to be coded"
+                )  # fmt: skip
+            # A result of this rank's own has the values of its frame, so it may travel either way.
+            passed_on = value.coded and value.frame is not None and value.frame.rank != self.rank
+            if not named and passed_on:
+                raise self._wrong_plan(
+                    op, f"passes chunk {value.chunk} on to rank {op.peer} in a message that is not to be coded, and it "
+                    "came in one that was: what is coded stays so on all its way"
+                )  # fmt: skip
+        return bool(named)
+
+    def _op(self, value: _Value) -> str:
+        return "reduce" if self.combining and not self._complete(value) else "copy"
+
+    def _wrong_plan(self, op: Operation, what: str) -> CheckFailed:
+        return CheckFailed(
+            f"{WRONG_PLAN}: rank {self.rank}, threadblock {op.threadblock}, step {op.step} {what}"
         )
 
     def _into_frames(self, extent: Range, like: Operation) -> None:
@@ -249,8 +305,17 @@ class _Rank:
             if self.coding.lossless or not self.combining:
                 continue
             if self._complete(value):
-                if value.birth >= 0:
-                    self.late.add((self.rank, value.birth))
+                if value.birth is None:
+                    continue
+                result = (*value.birth, value.chunk)
+                if result in self.early:  # its owner has coded it, and then sent the values
+                    owner = value.birth[0]
+                    raise self._wrong_plan(
+                        like,
+                        f"codes the result of chunk {value.chunk}, which rank {owner} has made and sent uncoded: ranks "
+                        f"would end with different values, unless rank {owner} codes it",
+                    )
+                self.late.add(result)
             elif value.codings and not self.coding.recode:
                 raise UsageError(
                     f"rank {self.rank}, threadblock {like.threadblock}, step {like.step} sends on a partial sum with "
@@ -288,7 +353,7 @@ class _Rank:
         self._put(
             op.dst,
             [
-                replace(value, frame=frame, coded=not self.coding.hop, there=False, birth=-1)
+                replace(value, frame=frame, coded=not self.coding.hop, there=False)
                 for value, frame in zip(message.values, frames, strict=True)
             ],
         )
@@ -317,12 +382,15 @@ class _Rank:
                 frames = tuple(value.frame for value in theirs if value.frame is not None)
                 self._add("accumulate", op, dst, src, frames=frames)
             sums = [
-                _Value(a.chunk, a.ranks | b.ranks, max(a.codings, b.codings), number)
+                _Value(a.chunk, a.ranks | b.ranks, max(a.codings, b.codings), (self.rank, number))
                 for a, b in zip(mine, theirs, strict=True)
             ]
             self._put(dst, sums)
-            if (self.rank, number) in self.early and all(map(self._complete, sums)):
-                self._code_result(dst, op)
+            now = [(self.rank, number, value.chunk) in self.early for value in sums]
+            for coded_now, places in groupby(range(count), now.__getitem__):
+                stretch = list(places)
+                if coded_now:
+                    self._code_result((dst[0], dst[1] + stretch[0], len(stretch)), op)
 
     def _code_result(self, extent: Range, like: Operation) -> None:
         """Code a complete sum, and give its owner the values that all others will have."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
 from fractions import Fraction
 
 from hypothesis import strategies as st
@@ -11,6 +13,7 @@ from taccl.profiles.load import load_topology
 from taccl.profiles.topology import Link, Measurement, Nic, Port, Switch, Topology
 from taccl.synth.algorithm import Algorithm, Certificate
 from taccl.synth.check_algorithm import check_algorithm
+from taccl.synth.coding.plan import CodingPlan
 from taccl.synth.collective import NAMES, Chunk, Collective, build
 from taccl.synth.cost import costs, us
 from taccl.synth.engines import BASELINES, Inapplicable
@@ -74,6 +77,19 @@ def custom(ranks: int) -> Collective:
     )  # fmt: skip
     made.check()
     return made
+
+
+def with_plan(
+    algorithm: Algorithm, numbers: Iterable[int], codec: str = "q8", dtype: str = "float32"
+) -> Algorithm:
+    """The algorithm with these messages planned as coded, at costs that are made up."""
+    cost = CodecCost(
+        codec, dtype, codec == "xw", Fraction(2), 128, Fraction(1), Fraction(10), Fraction(1), Fraction(10)
+    )
+    messages = tuple(sorted(numbers))
+    return replace(
+        algorithm, coding=CodingPlan(cost, messages, algorithm.time_fs, 0.0, us(algorithm.time_fs))
+    )
 
 
 @st.composite
