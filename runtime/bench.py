@@ -36,6 +36,7 @@ from taccl.runtime.dtypes import DType, inside_type
 from taccl.runtime.job import Job, Neighbours
 from taccl.runtime.layout import Layout, layout
 from taccl.runtime.paced import PacedTransport
+from taccl.runtime.planned import Planned
 from taccl.runtime.reference import Reference
 from taccl.runtime.shm import ROOM_BYTES, ROOMS, SharedMemoryTransport
 from taccl.runtime.trace import Trace
@@ -55,6 +56,7 @@ class Loaded:
     collective: Collective
     order: Trace
     modes: tuple[str, ...]  # of MODES, those that it claims
+    planned: Planned | None = None  # the coding plan of its file, where settings follow it
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,12 +124,15 @@ def measure(
 
     collective = loaded.collective
     chosen = {name: None if name == RAW else codecs.get(name) for name in settings.codecs}
-    codings = {None if codec is None else _coding(codec, settings, neighbours) for codec in chosen.values()}
+    how_of = {
+        name: None if codec is None else _coding(codec, settings, neighbours, loaded.planned)
+        for name, codec in chosen.items()
+    }
     plain, mine, others = job.together(
         "the compilation of the program",
         lambda: (
             compiled(loaded),
-            {coding: compiled(loaded, coding) for coding in codings if coding is not None},
+            {how: compiled(loaded, how) for how in set(how_of.values()) if how is not None},
             {} if against is None else compiled(against),
         ),
     )
@@ -140,7 +145,7 @@ def measure(
                 if data is not None:
                     source = check_values.real_values(data[dtype.name], job.ranks)
                 for name, codec in chosen.items():
-                    how = None if codec is None else _coding(codec, settings, neighbours)
+                    how = how_of[name]
                     found = {
                         mode: _measure_mode(
                             job, plain[mode] if how is None else mine[how][mode], shape, dtype, op, settings,
@@ -159,9 +164,10 @@ def measure(
         coder.close()
 
 
-def _coding(codec: Codec, settings: Settings, neighbours: Neighbours) -> Coding:
+def _coding(codec: Codec, settings: Settings, neighbours: Neighbours, planned: Planned | None) -> Coding:
     nodes = neighbours.nodes if settings.codec_links == "nodes" else None
-    return Coding(nodes, codec.lossless, settings.codec_at == "hop", settings.recode)
+    hops = None if planned is None else planned.hops
+    return Coding(nodes, codec.lossless, settings.codec_at == "hop", settings.recode, hops)
 
 
 def _other(

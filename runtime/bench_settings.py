@@ -30,6 +30,8 @@ class Settings:
     calibrate: bool = False  # note when the messages of the last run started and arrived
     deadline_s: float | None = None  # without progress; None: `patience_s` of the size
     codecs: tuple[str, ...] = (RAW,)  # RAW: messages are not coded
-    codec_links: str = "nodes"  # "nodes": messages between nodes are coded, "all"
+    codec_links: str = (
+        "nodes"  # "nodes": messages between nodes are coded, "all", "planned": those of the file's plan
+    )
     codec_at: str = "collective"  # "collective": once from source to destination, "hop": at every hop
     recode: bool = False  # partial sums may be coded at every hop

@@ -8,11 +8,16 @@ import numpy as np
 import pytest
 import runtime_programs as programs
 from mpi_jobs import launch, messages, taccl
+from native_algorithms import timed, with_plan
 
+from taccl.commands.run_codecs import check_codecs, choose_codecs
 from taccl.commands.run_data import read_data
-from taccl.commands.run_prepare import _codecs
 from taccl.errors import InvalidInput, UsageError
+from taccl.profiles.load import load_topology
+from taccl.program_file import ProgramFile
 from taccl.runtime.dtypes import DTYPES
+from taccl.synth.collective import build
+from taccl.synth.lower import lower
 
 mpi = pytest.mark.usefixtures("needs_a_launcher")
 WORKER = str(Path(__file__).with_name("run_codec_worker.py"))
@@ -82,30 +87,87 @@ def test_run_sums_real_values(saved, tmp_path):
     assert "--engine direct" in said and "--recode" in said
 
 
+ASKED = {"file": "x.json", "codecs": None, "codec_links": None, "dtype": None, "device": "host", "calibrate": False,
+         "accumulate": "type"}  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        ({"codecs": "lz77"}, "--codec 'lz77': unknown; known: raw, xw"),
+        ({"names": ("lz77",)}, "--codec 'lz77': unknown; known: raw, xw"),
         ({"dtypes": ("float32", "bfloat16")}, "--codec q8 takes float32; not bfloat16"),
         ({"ops": ("sum", "prod")}, "products of rounded values"),
         ({"calibrate": True}, "leave out --codec"),
+        ({"device": "cuda"}, "leave out --device cuda"),
     ],
 )
 def test_what_cannot_be_coded_is_refused(more, words):
-    asked = {
-        "codecs": "raw,q8",
-        "dtypes": ("float32",),
-        "ops": (),
-        "calibrate": False,
-        "accumulate": "type",
-    } | more
+    asked = ASKED | {"names": ("raw", "q8"), "dtypes": ("float32",), "ops": ()} | more
     with pytest.raises(UsageError, match=words):
-        _codecs(asked, tuple(DTYPES[name] for name in asked["dtypes"]), asked["ops"])
+        check_codecs(
+            asked, asked["names"], "--codec", tuple(DTYPES[name] for name in asked["dtypes"]), asked["ops"]
+        )
 
 
 def test_16_bit_floats_that_are_summed_in_float32_may_be_coded_as_such():
-    asked = {"codecs": "q8", "calibrate": False, "accumulate": "float32"}
-    assert _codecs(asked, (DTYPES["bfloat16"],), ("sum",)) == ("q8",)
+    check_codecs(ASKED | {"accumulate": "float32"}, ("q8",), "--codec", (DTYPES["bfloat16"],), ("sum",))
+
+
+def choose(plan=True, ops=(), codec="q8", planned_for="float32", **asked):
+    """What is coded of a broadcast down a chain of three ranks, whose last hop is planned as coded, or nothing."""
+    topology = load_topology("ring:3")
+    chain = timed(topology, build("broadcast", 3), "chain")
+    if plan:
+        chain = with_plan(chain, [len(chain.messages) - 1], codec, planned_for)
+    opened = ProgramFile(lower(chain, topology), chain.collective, chain, topology)
+    return choose_codecs(ASKED | asked, opened, chain.collective, ops)
+
+
+def test_the_plan_of_the_file_counts_unless_codec_says_otherwise():
+    followed = choose()
+    assert (followed.names, followed.links, [one.name for one in followed.dtypes]) == (
+        ("q8",),
+        "planned",
+        ["float32"],
+    )
+    assert (followed.plan.messages, followed.plan.of_messages) == (1, 2)
+    assert choose(codec="xw", planned_for="bfloat16").dtypes == (DTYPES["bfloat16"],)
+    assert choose(codec_links="planned") == followed
+    several = choose(codecs="raw,xw", codec_links="planned")
+    assert several.names == ("raw", "xw") and several.links == "planned" and several.plan == followed.plan
+    for asked, names, links in (
+        ({"codecs": "raw"}, ("raw",), "nodes"),
+        ({"codecs": "xw"}, ("xw",), "nodes"),
+        ({"codecs": "xw,q8", "codec_links": "all"}, ("xw", "q8"), "all"),
+        ({"plan": False}, ("raw",), "nodes"),
+    ):
+        found = choose(**asked)
+        assert (found.names, found.links, found.plan) == (names, links, None)
+        assert found.dtypes == (DTYPES["float32"],)
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        (
+            {"dtype": "float32,bfloat16"},
+            r"plans codec q8 for float32, and -d asks for bfloat16: --codec raw runs",
+        ),
+        (
+            {"planned_for": "bfloat16", "codec": "xw", "ops": ("sum",), "accumulate": "float32"},
+            "its messages are float32",
+        ),
+        ({"codec_links": "all"}, "x.json plans which messages are coded; --codec-links all needs --codec"),
+        ({"plan": False, "codec_links": "planned"}, "x.json plans no coded messages"),
+        ({"codec": "lz77"}, "x.json plans codec 'lz77': unknown"),
+        ({"device": "cuda"}, "x.json plans codec q8.*leave out --device cuda"),
+        ({"calibrate": True}, "give --codec raw where the file plans coded messages"),
+        ({"ops": ("prod",)}, "x.json plans codec q8: products of rounded values"),
+    ],
+)
+def test_what_does_not_go_with_a_plan_is_refused(asked, words):
+    with pytest.raises(UsageError, match=words):
+        choose(**asked)
 
 
 def test_a_file_without_values_of_the_type_is_refused(tmp_path):

@@ -307,7 +307,7 @@ def test_a_rank_with_other_options_is_named(saved, more):
     ended = taccl_but(4, 2, more, "run", path, "-b", "1K", "-e", "1K", *FAST)
     assert ended.code == 86
     assert messages(ended) == [
-        "taccl: rank 2 runs another program, or has other options, than the rest; "
+        "taccl: rank 2 runs another program or coding plan, or has other options, than the rest; "
         "give every rank the same file and options"
     ]
     assert rows(ended.out) == []

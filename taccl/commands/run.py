@@ -96,9 +96,8 @@ class RankedCommand(click.Command):
 @click.option(
     "-d",
     "--dtype",
-    default="float32",
-    show_default=True,
-    help="float32 float64 float16 bfloat16 int32 int64 uint8, several with commas, or all.",
+    help="float32 float64 float16 bfloat16 int32 int64 uint8, several with commas, or all. Default: float32, or the "
+    "type that the file's coding plan is for.",
 )
 @click.option(
     "-o",
@@ -145,16 +144,13 @@ class RankedCommand(click.Command):
     "--codec",
     "codecs",
     metavar="NAMES",
-    default="raw",
-    show_default=True,
-    help="Code messages with one codec, or with several in turn: raw (none) xw bf16 bf16-xw q8 fp8 zstd.",
+    help="Code messages with one codec, or with several in turn: raw (none) xw bf16 bf16-xw q8 fp8 zstd. Default: "
+    "what the file plans, else raw.",
 )
 @click.option(
     "--codec-links",
-    type=click.Choice(("nodes", "all")),
-    default="nodes",
-    show_default=True,
-    help="Code messages from node to node, or all.",
+    type=click.Choice(("nodes", "all", "planned")),
+    help="With --codec: code messages from node to node (the default), all, or those that the file plans.",
 )
 @click.option(
     "--codec-at",
@@ -242,8 +238,9 @@ def _run(job: Job, options: dict[str, Any]) -> bool:
     # Some options decide whether ranks meet again to speak in turn or to write.
     rival = None if against is None else fingerprint(against.program, (against.collective,))
     values = None if data is None else data.digest
-    facts = (settings, collective, options["verbose"], options["json_path"] is not None, rival, values)
-    job.agree_on(fingerprint(program, facts), "program, or has other options,")
+    plan = None if loaded.planned is None else loaded.planned.facts()
+    facts = (settings, collective, options["verbose"], options["json_path"] is not None, rival, values, plan)
+    job.agree_on(fingerprint(program, facts), "program or coding plan, or has other options,")
     settings, neighbours = with_transport(job, settings)
     predict = job.together("the prediction of times", lambda: predictor(topology, program, collective))
     say_devices(job, settings, neighbours, options["verbose"])
@@ -253,7 +250,7 @@ def _run(job: Job, options: dict[str, Any]) -> bool:
     if first:
         beside = None if not settings.reference else "MPI" if against is None else ""
         other = None if against is None else against.program
-        lines = preamble(job, program, collective, settings, neighbours, other)
+        lines = preamble(job, loaded, settings, neighbours, other)
         for text in [*lines, *table.header(beside, bool(predict), table.codes(settings))]:
             print(text, file=out, flush=True)
     rows: list[tuple[Row, float | None]] = []
@@ -278,9 +275,7 @@ def _run(job: Job, options: dict[str, Any]) -> bool:
                 print(text, file=out, flush=True)
     if options["json_path"] is not None:
         made = (
-            document(job, program, collective, settings, neighbours, options, rows, reports, bad, average)
-            if first
-            else {}
+            document(job, loaded, settings, neighbours, options, rows, reports, bad, average) if first else {}
         )
         job.together("the writing of the JSON", lambda: write(job, options["json_path"], made))
     return bad > 0

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from taccl.commands.run_codecs import choose_codecs
 from taccl.errors import Diagnostic, EnvironmentProblem, InvalidInput, UsageError
 from taccl.streams import check_stdout
 
 if TYPE_CHECKING:
     from taccl.profiles.topology import Topology
+    from taccl.program_file import ProgramFile
     from taccl.runtime.bench import Loaded
     from taccl.runtime.bench_settings import Settings
-    from taccl.runtime.dtypes import DType
     from taccl.runtime.job import Job, Neighbours
     from taccl.synth.collective import Collective
     from taccl.synth.program import Program
@@ -22,6 +23,7 @@ MAX_ROWS = 100_000  # sizes of one run
 
 def prepare(job: Job, options: dict[str, Any]) -> tuple[Loaded, Loaded | None, Settings, Topology | None]:
     """Everything that can be wrong with the options or the files, on every rank alike."""
+    from dataclasses import replace
     from pathlib import Path
 
     from taccl.profiles.load import load_topology
@@ -30,10 +32,10 @@ def prepare(job: Job, options: dict[str, Any]) -> tuple[Loaded, Loaded | None, S
     from taccl.runtime.dtypes import select_dtypes, select_ops
 
     sizes = _sizes(options)
-    dtypes = tuple(select_dtypes(options["dtype"]))
+    select_dtypes(options["dtype"] or "all")
     try:
         topology = None if options["topology"] is None else load_topology(options["topology"])
-        loaded, its_topology = _load(job, options["file"], options)
+        loaded, opened = _load(job, options["file"], options)
         against = None if options["against"] is None else _load(job, options["against"], options)[0]
     except OSError as error:
         place = str(error.filename or options["file"])
@@ -51,62 +53,28 @@ def prepare(job: Job, options: dict[str, Any]) -> tuple[Loaded, Loaded | None, S
         raise UsageError(f"--json {options['json_path']}: its directory does not exist")
     if options["json_path"] == "-" and job.rank == 0:
         check_stdout()
-    names = _codecs(options, dtypes, ops)
-    # Refused before the device is looked for; `auto` means the host here.
-    coded = names != ("raw",)
-    if coded and options["device"] == "cuda":
-        raise UsageError("--codec codes messages in host memory; leave out --device cuda")
-    device = "host" if coded else gpu.choose(options["device"])
+    coded = choose_codecs(options, opened, collective, ops)
+    device = "host" if coded.names != ("raw",) else gpu.choose(options["device"])
     if device == "cuda":
         gpu.select(job.board.node_slot)
     settings = Settings(
-        sizes_bytes=sizes, dtypes=dtypes, ops=ops, modes=_modes(options, loaded),
+        sizes_bytes=sizes, dtypes=coded.dtypes, ops=ops, modes=_modes(options, loaded),
         iterations=options["iters"], warmup=options["warmup"], checks=options["checks"], device=device,
         transport=_transport(options["transport"], device, options["buffers"]), buffers=options["buffers"],
         accumulate=options["accumulate"], pace=options["pace"], reference=options["reference"],
-        calibrate=options["calibrate"], deadline_s=options["deadline"], codecs=names,
-        codec_links=options["codec_links"], codec_at=options["codec_at"], recode=options["recode"],
+        calibrate=options["calibrate"], deadline_s=options["deadline"], codecs=coded.names,
+        codec_links=coded.links, codec_at=options["codec_at"], recode=options["recode"],
     )  # fmt: skip
-    if settings.calibrate and topology is None and its_topology is None:
+    topology = topology or opened.topology
+    if settings.calibrate and topology is None:
         raise UsageError(
             "--calibrate compares with a model: give --profile, or a native file, which brings its own"
         )
-    return loaded, against, settings, topology or its_topology
+    return replace(loaded, planned=coded.plan), against, settings, topology
 
 
-def _codecs(options: dict[str, Any], dtypes: tuple[DType, ...], ops: tuple[str, ...]) -> tuple[str, ...]:
-    """The names of --codec, each once. Raises UsageError for what a codec cannot do, EnvironmentProblem without its
-    package."""
-    from taccl.runtime.codecs import CODECS, zstd
-    from taccl.runtime.dtypes import inside_type
-
-    names = tuple(dict.fromkeys(options["codecs"].split(",")))
-    for name in names:
-        if name not in CODECS:
-            raise UsageError(f"--codec {name!r}: unknown; known: {', '.join(CODECS)}")
-        if name == "raw":
-            continue
-        codec = CODECS[name]
-        for dtype in dtypes:
-            for op in ops or (None,):
-                inside = inside_type(dtype, op, options["accumulate"])
-                if inside.name not in codec.dtypes:
-                    raise UsageError(f"--codec {name} takes {', '.join(codec.dtypes)}; not {inside.name}")
-                if op == "prod" and not codec.lossless:
-                    raise UsageError(
-                        f"--codec {name}: products of rounded values have no error that can be promised"
-                    )
-        if name == "zstd":
-            zstd.load()
-    if options["calibrate"] and names != ("raw",):
-        raise UsageError(
-            "--calibrate compares with a model of messages that are not coded; leave out --codec"
-        )
-    return names
-
-
-def _load(job: Job, file: str, options: dict[str, Any]) -> tuple[Loaded, Topology | None]:
-    """The program of a file, and the topology that it brings."""
+def _load(job: Job, file: str, options: dict[str, Any]) -> tuple[Loaded, ProgramFile]:
+    """The program of a file, and what was read."""
     from taccl.program_file import open_program
     from taccl.runtime.bench import Loaded
     from taccl.runtime.semantics import check_buffers, collective_of
@@ -128,7 +96,7 @@ def _load(job: Job, file: str, options: dict[str, Any]) -> tuple[Loaded, Topolog
     apart = all(pair is None for pair in collective.inplace)
     claimed = {"out_of_place": program.outofplace, "in_place": program.inplace and not apart}
     modes = tuple(mode for mode in claimed if claimed[mode])
-    return Loaded(program, collective, order, modes), opened.topology
+    return Loaded(program, collective, order, modes), opened
 
 
 def _check_against(options: dict[str, Any], loaded: Loaded, against: Loaded) -> None:

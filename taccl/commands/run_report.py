@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from taccl.runtime.bench_settings import Settings
     from taccl.runtime.calibration import Calibration
     from taccl.runtime.job import Job, Neighbours
-    from taccl.synth.collective import Collective
     from taccl.synth.program import Program
 
 
@@ -54,8 +53,7 @@ def _ways(job: Job, settings: Settings, neighbours: Neighbours) -> str:
 
 def preamble(
     job: Job,
-    program: Program,
-    collective: Collective,
+    loaded: Loaded,
     settings: Settings,
     neighbours: Neighbours,
     against: Program | None,
@@ -65,6 +63,7 @@ def preamble(
     from taccl.runtime import mpi
 
     library = mpi.library(job.MPI)
+    program, collective = loaded.program, loaded.collective
     lines = [
         f"# taccl {__version__}, {library.name} {library.version}, {job.ranks} ranks, "
         f"{_memory(settings)} buffers, transport {_names(settings, neighbours)}",
@@ -78,17 +77,25 @@ def preamble(
     if settings.accumulate != "type":
         lines.append(f"# 16-bit floats are reduced in {settings.accumulate}")
     if settings.codecs != ("raw",):
-        where = "between nodes" if settings.codec_links == "nodes" else "everywhere"
-        how = "at every hop" if settings.codec_at == "hop" else "once for all hops"
-        if settings.recode and settings.codec_at != "hop":
-            how += ", partial sums again at every hop"
-        lines.append(f"# messages {where} are coded {how}; {', '.join(settings.codecs)}")
+        lines.append(_coded(settings, loaded))
         if settings.codec_links == "nodes" and len(set(neighbours.nodes)) == 1:
             lines.append("# there is one node, so that no message is coded; --codec-links all codes all")
     low, high = program.min_bytes, program.max_bytes
     if settings.sizes_bytes[0] < low or (high and settings.sizes_bytes[-1] > high):
         lines.append(f"# the file is made for sizes from {low} to {high or 'any'} bytes")
     return [*lines, "#"]
+
+
+def _coded(settings: Settings, loaded: Loaded) -> str:
+    """Which messages are coded, how, and with what."""
+    names, plan = ", ".join(settings.codecs), loaded.planned
+    again = ", partial sums again at every hop" if settings.recode else ""
+    if plan is not None:
+        how = ", each at every hop" if settings.codec_at == "hop" else again
+        return f"# messages as planned in the file are coded{how}: {names}, {plan.messages} of {plan.of_messages}"
+    where = "between nodes" if settings.codec_links == "nodes" else "everywhere"
+    how = "at every hop" if settings.codec_at == "hop" else f"once for all hops{again}"
+    return f"# messages {where} are coded {how}; {names}"
 
 
 def calibrated(loaded: Loaded, topology: Topology | None, row: Row) -> Calibration | None:
@@ -105,8 +112,7 @@ def calibrated(loaded: Loaded, topology: Topology | None, row: Row) -> Calibrati
 
 def document(
     job: Job,
-    program: Program,
-    collective: Collective,
+    loaded: Loaded,
     settings: Settings,
     neighbours: Neighbours,
     options: dict[str, Any],
@@ -123,6 +129,7 @@ def document(
     from taccl.runtime import calibration, mpi, table
 
     library = mpi.library(job.MPI)
+    program, collective, plan = loaded.program, loaded.collective, loaded.planned
     name = collective.name
     return {
         "schema": "taccl/run/v1",
@@ -148,6 +155,8 @@ def document(
             "accumulate": settings.accumulate,
             "codec_links": settings.codec_links,
             "codec_at": settings.codec_at,
+            "planned_messages": None if plan is None else plan.messages,
+            "messages": None if plan is None else plan.of_messages,
             "recode": settings.recode,
             "data": options["data"],
         },
