@@ -13,8 +13,8 @@ Hop = tuple[int, int, int, str]  # (source rank, destination rank, chunk, op of 
 class CodingPlan:
     """Which messages of an algorithm travel as frames, and what the algorithm then takes.
 
-    A chunk is coded by the first rank that sends it in a coded message. From there on it stays a frame on whatever
-    links it takes, so that every message that passes it on is coded too; each rank that needs its values decodes it.
+    A chunk is coded by the first rank that sends it in a coded message. Ranks pass the frame on in coded messages and
+    the values decoded from it in others; each rank that needs its values decodes it.
     """
 
     cost: CodecCost  # what the decision and the times below rest on
