@@ -133,10 +133,10 @@ def _jumps(
         for resource, _ in priced.holds[message.link]:
             for other in users[resource]:
                 theirs = shape.messages[other]
+                if started[other] >= started[number] or theirs.start_fs <= message.start_fs:
+                    continue
                 hold = next(h for r, h in priced.holds[theirs.link] if r == resource)
-                until = started[other] + priced.hold(theirs.link, hold, len(theirs.chunks))
-                later = theirs.start_fs > message.start_fs and started[other] < started[number]
-                if later and until > message.start_fs:
+                if started[other] + priced.hold(theirs.link, hold, len(theirs.chunks)) > message.start_fs:
                     yield number, other
 
 
