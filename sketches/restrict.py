@@ -94,6 +94,8 @@ class _Resolver:
             symmetry_where=sketch.symmetry.where,
             partition=sketch.partition,
             extra_hops=sketch.extra_hops,
+            codec=sketch.codec,
+            codec_links=self.codec_links(),
             size_bytes=sketch.size_bytes,
             time_limit_s=sketch.time_limit_s,
             target_gap=sketch.target_gap,
@@ -102,6 +104,13 @@ class _Resolver:
         )
 
     # Links
+
+    def codec_links(self) -> frozenset[int] | None:
+        """The links over which messages may be coded."""
+        choices = self.sketch.codec_links
+        if not choices:
+            return None
+        return frozenset[int]().union(*(chosen(choice, self.topology, self.findings) for choice in choices))
 
     def link_rules(self) -> list[Rule]:
         """The rules of `use`, `avoid` and `caps`."""

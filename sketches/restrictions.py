@@ -43,6 +43,8 @@ class Restrictions:
     extra_hops: int | None = (
         None  # hops beyond a shortest path that a chunk may take; None: synthesis chooses
     )
+    codec: str = "auto"  # "auto": a measured lossless one, "none", or a name
+    codec_links: frozenset[int] | None = None  # over which messages may be coded; None: all
     size_bytes: int | None = None
     time_limit_s: float | None = None
     target_gap: float | None = None

@@ -143,6 +143,19 @@ SYMMETRY = Either(
     )
 )
 
+CODEC = Either(
+    (
+        _CODEC,
+        Record(
+            {
+                "name": Field(_CODEC, "auto, none or the codec", required=True),
+                "links": Field(LINKS, "messages over these links only may be coded (default: over all)"),
+            },
+            "`name` of the codec, and the `links` whose messages may be coded",
+        ),
+    )
+)
+
 TIME_LIMIT = Number("s", minimum=Fraction(1, 10), maximum=10**6)  # as --time-limit
 
 SKETCH = Record(
@@ -164,7 +177,11 @@ SKETCH = Record(
         ),
         "partition": Field(Integer(1, 4096), "chunks that each block is cut into (default: chosen)"),
         "extra_hops": Field(Integer(0, MAX_RANKS), "hops that a chunk may take beyond a shortest path"),
-        "codec": Field(_CODEC, "auto (default), none, or the codec that compresses chunks"),
+        "codec": Field(
+            CODEC,
+            "auto (default): a lossless codec that the profile has measured, where it pays; none; or the codec; with "
+            "`links` to choose where",
+        ),
         "time_limit": Field(TIME_LIMIT, "time for the search, e.g. 60s or 5min"),
         "target_gap": Field(
             Number("fraction", minimum=0, maximum=1), "stop within this of the lower bound, e.g. 5%"

@@ -169,6 +169,7 @@ class Sketch:
     partition: int | None = None  # chunks per natural block (TACCL: input_chunkup)
     extra_hops: int | None = None  # hops beyond a shortest path
     codec: str = "auto"  # "auto", "none" or the name of a codec
+    codec_links: tuple[LinkChoice, ...] = ()  # when given, messages over other links are not coded
     time_limit_s: float | None = None
     target_gap: float | None = None  # 0.05 = stop within 5 % of the lower bound
     seed: int | None = None

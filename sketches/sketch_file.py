@@ -60,6 +60,7 @@ def _read(root: Node, text: str, file: str) -> Sketch:
     if size is not None and size.denominator != 1:
         values.at("size").error("S108", "the size is not a whole number of bytes")
     hyper: Values | None = values.get("hyperparameters")
+    codec: str | Values = values.get("codec", "auto")
     return Sketch(
         name=values.get("name", PurePath(file).stem),
         description=values.get("description", ""),
@@ -77,7 +78,8 @@ def _read(root: Node, text: str, file: str) -> Sketch:
         size_bytes=None if size is None else int(size),
         partition=values.get("partition"),
         extra_hops=values.get("extra_hops"),
-        codec=values.get("codec", "auto"),
+        codec=codec if isinstance(codec, str) else codec.get("name", "auto"),
+        codec_links=() if isinstance(codec, str) else tuple(_link_choice(e) for e in codec.get("links", ())),
         time_limit_s=float(values["time_limit"]) if "time_limit" in values else None,
         target_gap=float(values["target_gap"]) if "target_gap" in values else None,
         seed=hyper.get("seed") if hyper is not None else None,

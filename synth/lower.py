@@ -298,7 +298,7 @@ def _as_simulated(shape: Algorithm, priced: Costs, simulation: Simulation, lower
             end = activity.start_fs + priced.transit(message.link, len(message.chunks))
             messages.append(replace(message, start_fs=activity.start_fs, end_fs=end))
     messages.sort(key=lambda m: (m.start_fs, m.link, m.chunks))
-    return replace(shape, messages=tuple(messages), time_fs=completion_fs(priced, messages))
+    return replace(shape, messages=tuple(messages), time_fs=completion_fs(priced, messages), coding=None)
 
 
 def _within_steps(shape: Algorithm, topology: Topology) -> Algorithm:
@@ -314,7 +314,7 @@ def _within_steps(shape: Algorithm, topology: Topology) -> Algorithm:
         for m in shape.messages
     ]
     messages = time_in_order(topology, shape.collective, priced, _pieces(shape, priced, cuts))
-    return replace(shape, messages=messages, time_fs=completion_fs(priced, messages))
+    return replace(shape, messages=messages, time_fs=completion_fs(priced, messages), coding=None)
 
 
 def _coarser(shape: Algorithm) -> Algorithm | None:
@@ -339,7 +339,7 @@ def _coarser(shape: Algorithm) -> Algorithm | None:
             messages.append(replace(message, chunks=tuple(first // width for first in firsts)))
         else:
             fewer = collective_of("allreduce", collective.ranks, total // width)
-            return replace(shape, collective=fewer, messages=tuple(messages))
+            return replace(shape, collective=fewer, messages=tuple(messages), coding=None)
     return None
 
 
@@ -363,7 +363,11 @@ def split_chunks(algorithm: Algorithm, topology: Topology, instances: int) -> Al
     for scheduler in (time_by_priority, time_in_order):
         messages = scheduler(topology, collective, priced, pieces)
         cut = replace(
-            algorithm, collective=collective, messages=messages, time_fs=completion_fs(priced, messages)
+            algorithm,
+            collective=collective,
+            messages=messages,
+            time_fs=completion_fs(priced, messages),
+            coding=None,
         )
         if not collective.combining or not check_algorithm(cut, topology):
             return cut

@@ -5,6 +5,7 @@
     "name": ..., "engine": ..., "size_bytes": ..., "time_fs": ...,
     "certificate": {...}, "provenance": {...},
     "collective": {...}, "topology": {...},
+    "coding": {...},                      (only with a codec)
     "columns": ["link", "src", "dst", "start_fs", "end_fs", "op", "chunks"],
     "messages": [
     [0, 0, 1, 0, 23000000000, "copy", [0, [4, 9]]],
@@ -18,11 +19,12 @@ give equal bytes. docs/file-formats.md describes every field. Symmetric algorith
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from taccl.profiles.topology import Topology
 from taccl.synth.algorithm import Algorithm, Message
 from taccl.synth.json_reader import Place, parse
+from taccl.synth.native_coding import coding_text, read_coding
 from taccl.synth.native_collective import collective_value, read_collective_value
 from taccl.synth.native_head import (
     HEAD,
@@ -34,6 +36,7 @@ from taccl.synth.native_head import (
     read_provenance,
     separated,
 )
+from taccl.synth.native_runs import read_runs, runs_text
 from taccl.synth.native_symmetric import SCHEMA as SYMMETRIC_SCHEMA
 from taccl.synth.native_symmetric import read_symmetric, write_symmetric
 from taccl.synth.native_topology import read_topology_value, topology_lines
@@ -64,12 +67,17 @@ def write_native(algorithm: Algorithm | SymmetricAlgorithm, topology: Topology) 
         raise ValueError("the algorithm and the topology have different numbers of ranks")
     lines = ["{", *head_lines(SCHEMA, algorithm, collective_value(algorithm.collective))]
     lines += ['"topology": {', *topology_lines(topology), "},"]
+    ordered = sorted(algorithm.messages, key=_order)
+    if algorithm.coding is not None:
+        if tuple(ordered) != algorithm.messages:
+            raise ValueError("a coding plan is for messages in their order")
+        lines.append(f'"coding": {coding_text(algorithm.coding)},')
     several = any(m.sum or m.into != (0,) for m in algorithm.messages)
     lines.append(f'"columns": {plain_json(COLUMNS + SUMS if several else COLUMNS)},')
     rows = [
-        f'[{m.link},{m.src},{m.dst},{m.start_fs},{m.end_fs},"{m.op}",{_runs(m.chunks)}'
-        + (f",{m.sum},{_runs(m.into)}]" if several else "]")
-        for m in sorted(algorithm.messages, key=_order)
+        f'[{m.link},{m.src},{m.dst},{m.start_fs},{m.end_fs},"{m.op}",{runs_text(m.chunks)}'
+        + (f",{m.sum},{runs_text(m.into)}]" if several else "]")
+        for m in ordered
     ]
     lines += ['"messages": [', *separated(rows), "]}"]
     return "\n".join(lines) + "\n"
@@ -104,7 +112,7 @@ def read_schedule(text: str, file: str = "<input>") -> tuple[Algorithm | Symmetr
     root = parse(text, file)
     if root.at("schema").text((SCHEMA, SYMMETRIC_SCHEMA)) == SYMMETRIC_SCHEMA:
         return read_symmetric(root)
-    root.only(*HEAD, "topology", "columns", "messages")
+    root.only(*HEAD, "topology", "coding", "columns", "messages")
     topology = read_topology_value(root.at("topology"))
     collective = read_collective_value(root.at("collective"), topology.ranks)
     columns = root.at("columns")
@@ -124,26 +132,15 @@ def read_schedule(text: str, file: str = "<input>") -> tuple[Algorithm | Symmetr
         certificate=read_certificate(root.at("certificate")),
         engine=root.at("engine").text(),
         provenance=read_provenance(root.at("provenance")),
+        coding=read_coding(root.at("coding"), topology, len(messages))
+        if "coding" in root.mapping()
+        else None,
     )
     return algorithm, topology
 
 
 def _order(message: Message) -> tuple[int, int, tuple[int, ...], int, tuple[int, ...]]:
     return (message.start_fs, message.link, message.chunks, message.sum, message.into)
-
-
-def _runs(chunks: Iterable[int]) -> str:
-    """Ascending ids, runs of three or more as [first, last]."""
-    runs: list[list[int]] = []
-    for chunk in chunks:
-        if runs and chunk == runs[-1][1] + 1:
-            runs[-1][1] = chunk
-        else:
-            runs.append([chunk, chunk])
-    parts = []
-    for first, last in runs:
-        parts += [f"[{first},{last}]"] if last - first > 1 else [str(c) for c in range(first, last + 1)]
-    return f"[{','.join(parts)}]"
 
 
 def _messages(place: Place, topology: Topology, chunks: int, several: bool) -> Iterator[Message]:
@@ -168,12 +165,12 @@ def _messages(place: Place, topology: Topology, chunks: int, several: bool) -> I
             _cell(here, 3).fail(f"start and end must ascend from 0 to {MAX_FS}, found {start} and {end}")
         if op not in OPS:
             _cell(here, 5).fail(f"expected one of {', '.join(OPS)}, found {op!r}")
-        ids = _ascending(_cell(here, 6), chunks)
+        ids = read_runs(_cell(here, 6), chunks)
         carried = 0
         into: tuple[int, ...] = (0,)
         if rest:
             carried = _cell(here, 7).integer(0, MAX_SUMS - 1)
-            into = _ascending(_cell(here, 8), MAX_SUMS)
+            into = read_runs(_cell(here, 8), MAX_SUMS)
         hops += len(ids)
         if hops > MAX_HOPS:
             here.fail(f"the messages carry more than {MAX_HOPS} chunks together")
@@ -194,17 +191,3 @@ def _explain_row(row: Place, width: int) -> None:
         _cell(row, column).integer(0, MAX_FS)
     _cell(row, 5).text(OPS)
     raise AssertionError("a row was refused whose cells are all right")
-
-
-def _ascending(place: Place, end: int) -> tuple[int, ...]:
-    """Ids below `end`: numbers, and runs of them as [first, last]."""
-    ids: list[int] = []
-    for entry in place.items(1, end):
-        if isinstance(entry.value, list):
-            first, last = (id.integer(0, end - 1) for id in entry.items(2, 2))
-        else:
-            first = last = entry.integer(0, end - 1)
-        if last < first or (ids and first <= ids[-1]):
-            entry.fail("ids must ascend without repeats")
-        ids.extend(range(first, last + 1))
-    return tuple(ids)

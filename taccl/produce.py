@@ -63,6 +63,8 @@ class Order:
     size_range: tuple[int, int] | None = (
         None  # bytes for which a loader may choose the program; None: lowering's
     )
+    codec: str | None = None  # "auto", "none" or a name; None: the sketch's
+    dtype: str = "float32"  # of the values that a codec would code
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,7 @@ class Product:
     warnings: tuple[str, ...]  # of the sketch and of verification
     no_program: str = ""  # why there is none
     ended: str = ""  # why the search went on no longer: a key of ENDED
+    coded: Algorithm | None = None  # what is quicker with a codec, with its plan; XML has no room for it
 
     def explicit(self) -> Algorithm:
         """The algorithm with every message an object; for up to a few hundred ranks."""
@@ -86,14 +89,14 @@ class Product:
         return made.to_algorithm(self.topology) if isinstance(made, SymmetricAlgorithm) else made
 
     def text(self, suffix: str) -> str:
-        """The file: ".json" is the native algorithm, ".xml" the program as MSCCL XML.
+        """The file: ".json" is the native algorithm, with a coding plan where one pays, ".xml" the program as MSCCL XML.
 
         Raises Infeasible when the schedule has no program within MSCCL's limits.
         """
         if suffix == ".json":
             from taccl.synth.native import write_native
 
-            return write_native(self.algorithm, self.topology)
+            return write_native(self.coded or self.algorithm, self.topology)
         if self.program is None:
             raise Infeasible(f"{self.no_program}; the schedule itself can be written: -o FILE.json")
         from taccl.synth.msccl_xml import write_xml
@@ -126,11 +129,17 @@ def produce(
 
     from taccl.profiles.load import load_topology
     from taccl.synth.at_scale import at_scale, synthesise_at_scale
+    from taccl.synth.coding.search import codecs_for, with_codec
     from taccl.synth.composed import composed_alone, synthesise_composed
     from taccl.synth.synthesise import synthesise_several
 
     topology = load_topology(order.topology)
     request, warnings = _request(order, topology)
+    codecs = codecs_for(topology, order.codec or request.restrictions.codec, order.dtype)
+    whole = request
+    if codecs:
+        # The other half is for schedules with a codec.
+        request = replace(request, time_limit_s=request.time_limit_s / 2)
     began = time.monotonic()
     scaled = at_scale(request) or composed_alone(request)
     algorithm: Algorithm | SymmetricAlgorithm
@@ -147,7 +156,13 @@ def produce(
     product = Product(algorithm, topology, None, solve_s, algorithm.time_fs, warnings, "", ended)
     if scaled and topology.ranks > LOWERED_RANKS:
         return replace(product, no_program=f"programs are made for up to {LOWERED_RANKS} ranks")
-    return _lowered(order, product, others)
+    product = _lowered(order, product, others)
+    if codecs and product.program is not None and order.instances == 1:
+        coded = with_codec(
+            whole, product.explicit(), product.algorithm.time_fs, codecs, should_stop or (lambda: False)
+        )
+        product = replace(product, coded=coded, solve_s=time.monotonic() - began)
+    return product
 
 
 def why_ended(
@@ -319,9 +334,34 @@ def document(product: Product, path: str | None) -> dict[str, Any]:
         "messages": messages,
         "threadblocks": blocks,
         "no_program": product.no_program,
+        "coding": _coding(product),
         "path": path,
         "warnings": list(product.warnings),
         "provenance": dict(algorithm.provenance),
+    }
+
+
+def _coding(product: Product) -> dict[str, Any] | None:
+    """What a codec gains: the coded schedule and its bound; None where none is used."""
+    from taccl.synth.cost import us
+    from taccl.synth.gap import gap
+
+    coded = product.coded
+    if coded is None or coded.coding is None:
+        return None
+    plan = coded.coding
+    return {
+        "codec": plan.cost.codec,
+        "dtype": plan.cost.dtype,
+        "lossless": plan.cost.lossless,
+        "partition": coded.collective.partition,
+        "engine": coded.engine,
+        "messages": len(coded.messages),
+        "coded_messages": len(plan.messages),
+        "time_us": us(plan.time_fs),
+        "uncoded_time_us": plan.uncoded_time_us,
+        "lower_bound_us": plan.lower_bound_us,
+        "gap": gap(us(plan.time_fs), plan.lower_bound_us),
     }
 
 

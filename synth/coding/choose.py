@@ -94,6 +94,17 @@ def choose(
     return replace(best.algorithm, coding=CodingPlan(cost, best.coded, best.time_fs, 0.0, 0.0))
 
 
+def recoded(
+    algorithm: Algorithm, topology: Topology, cost: CodecCost, wished: Collection[int]
+) -> Algorithm | None:
+    """The schedule with a plan that codes just these messages, as far as they may be; None where it has none."""
+    start = _state(algorithm, topology, cost)
+    found = None if start is None else _with(start, topology, cost, wished)
+    if found is None:
+        return None
+    return replace(algorithm, coding=CodingPlan(cost, found.coded, found.time_fs, 0.0, 0.0))
+
+
 def _time(state: _State) -> int:
     return state.time_fs
 
@@ -157,7 +168,11 @@ def _finer(algorithm: Algorithm, topology: Topology) -> Iterator[Algorithm]:
         for by_part in (True, False):
             messages = time_by_priority(topology, finer, priced, refine(transfers, parts, finer, by_part))
             cut = replace(
-                algorithm, collective=finer, messages=messages, time_fs=completion_fs(priced, messages)
+                algorithm,
+                collective=finer,
+                messages=messages,
+                time_fs=completion_fs(priced, messages),
+                certificate=algorithm.certificate.of_any_schedule(),
             )
             if not check_algorithm(cut, topology):
                 made.append(cut)
@@ -242,5 +257,10 @@ def _reordered(algorithm: Algorithm, topology: Topology, order: Sequence[int]) -
     priority = [place[t.link, t.chunks, t.op] for t in transfers]
     messages = time_by_priority(topology, algorithm.collective, priced, transfers, priority)
     messages = tuple(sorted(messages, key=lambda m: (m.start_fs, m.link, m.chunks)))
-    found = replace(algorithm, messages=messages, time_fs=completion_fs(priced, messages))
+    found = replace(
+        algorithm,
+        messages=messages,
+        time_fs=completion_fs(priced, messages),
+        certificate=algorithm.certificate.of_any_schedule(),
+    )
     return None if check_algorithm(found, topology) else found

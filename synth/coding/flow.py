@@ -96,7 +96,7 @@ def permitted(algorithm: Algorithm, found: Flow, wished: Collection[int], lossle
 
     A lossy codec codes a value once. What has been coded is passed on as the same frame, or as the values that were
     decoded from it, but these are not coded again; nor are partial sums that have coded parts, or errors would add up
-    hop after hop. The complete sum may be coded where it is made, and nowhere else, so that all ranks end with the same.
+    hop after hop. A complete sum may be coded where it is made and nowhere else, so that all ranks end with the same.
     """
     if lossless:
         return tuple(sorted(wished))

@@ -25,6 +25,9 @@ ENGINES = (
     "circulant", "chain", "one-shot-doubling", "one-shot-levels", "one-shot-pairs", "one-shot-trees",
 )  # fmt: skip
 PROTOCOLS = ("Simple", "LL", "LL128")
+DTYPES = (
+    "int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "bfloat16", "float32", "float64",
+)  # fmt: skip
 
 
 @click.command("synth")
@@ -96,6 +99,19 @@ PROTOCOLS = ("Simple", "LL", "LL128")
     "--batching/--no-batching", default=True, show_default=True, help="Messages may carry several chunks."
 )
 @click.option(
+    "--codec",
+    metavar="NAME",
+    help="Code messages where that pays by the profile's `codecs`: auto (lossless ones), none, or a codec. [the "
+    "sketch's, or auto]",
+)
+@click.option(
+    "--dtype",
+    type=click.Choice(DTYPES),
+    default="float32",
+    show_default=True,
+    help="Of the values that a codec would code.",
+)
+@click.option(
     "--time-limit", type=Quantity("s", 0.1, 1e6), metavar="S", help="Seconds. [the sketch's, or 60]"
 )
 @click.option(
@@ -145,6 +161,9 @@ def command(ctx: click.Context, /, **options: Any) -> None:
             check_output(output)
     if output == "-" and options["as_json"] and sizes is None:
         raise UsageError("-o - and --json both want stdout; write the algorithm to a file")
+    plain = sizes is not None or (output is not None and suffix_of(output) == ".xml")
+    if plain and options["codec"] not in (None, "none"):
+        raise UsageError("--codec needs -o FILE.json: MSCCL XML has no room for compression")
     if options["check_up_to_date"] and output in (None, "-"):
         raise UsageError("--check-up-to-date needs -o FILE, the file to compare")
     order = Order(
@@ -166,6 +185,8 @@ def command(ctx: click.Context, /, **options: Any) -> None:
         seed=options["seed"],
         workers=options["workers"],
         batching=options["batching"],
+        codec="none" if plain else options["codec"],
+        dtype=options["dtype"],
     )
     _check_together(options)
     progress = _progress if sys.stderr.isatty() else None
@@ -294,6 +315,18 @@ def _table(found: dict[str, Any]) -> str:
     if found["no_program"]:
         reason = found["no_program"].splitlines()[0]
         rows[-1] = ("schedule", f"{found['messages']} messages, checked; no program: {reason}")
+    coding = found["coding"]
+    if coding is not None:
+        times = f"{coding['uncoded_time_us'] / coding['time_us']:.2f} times as fast"
+        what = f"{coding['coded_messages']} of {coding['messages']} messages ({coding['dtype']})"
+        rows += [
+            ("codec", f"{coding['codec']}, {what}, {coding['partition']} chunk(s) per block"),
+            ("coded time", f"{coding['time_us']:.3f} us, {times}"),
+            (
+                "its bound",
+                f"{coding['lower_bound_us']:.3f} us with this codec, gap {gap_text(coding['gap'])}",
+            ),
+        ]
     if found["path"] is not None:
         rows.append(("written", found["path"]))
     return "\n".join(f"{name:<12} {value}" for name, value in rows)

@@ -1,0 +1,182 @@
+"""The quickest schedule with a codec: routes found with and without it in mind, and the choice of coded messages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import replace
+
+from taccl.errors import Infeasible, Interrupted, NoSolutionInTime, UsageError
+from taccl.profiles.codec_cost import CodecCost
+from taccl.profiles.topology import Topology
+from taccl.synth.algorithm import Algorithm
+from taccl.synth.candidates import obeys
+from taccl.synth.check_algorithm import check_algorithm
+from taccl.synth.coding.bound import coded_bound, shortened
+from taccl.synth.coding.choose import MOST_MESSAGES as CODED_MESSAGES
+from taccl.synth.coding.choose import WORTHWHILE, Effort, choose, recoded
+from taccl.synth.coding.node_sums import node_sums
+from taccl.synth.cost import costs, us
+from taccl.synth.lower import lower_exact
+from taccl.synth.request import Request, builder
+from taccl.synth.schedule import as_carried, completion_fs, completions, time_by_priority
+from taccl.synth.synthesise import synthesise
+
+# Per second of the limit: messages that are clocked for single turns, deterministic seconds of CP-SAT.
+CLOCKED_PER_WALL = 5_000
+DETERMINISTIC_PER_WALL = 0.01
+# Of the limit, for each search of routes on a cluster whose links are shorter by the codec's ratio.
+ROUTES_SHARE = 0.2
+# Chunks a block at which sums of nodes are tried.
+CUTS = (1, 2, 3, 4, 6)
+# Schedules of more messages are not coded: finding out where would take too long.
+MOST_MESSAGES = 20_000
+
+
+def codecs_for(topology: Topology, policy: str, dtype: str) -> tuple[CodecCost, ...]:
+    """The codecs that a policy lets synthesis choose from: "auto" those that change nothing, a name that one.
+
+    Raises UsageError for a codec that the profile has not measured for the dtype.
+    """
+    measured = [cost for cost in topology.codecs if cost.dtype == dtype]
+    if policy == "none":
+        return ()
+    if policy == "auto":
+        return tuple(cost for cost in measured if cost.lossless)
+    named = tuple(cost for cost in measured if cost.codec == policy)
+    if not named:
+        known = ", ".join(f"{cost.codec} for {cost.dtype}" for cost in topology.codecs) or "none"
+        raise UsageError(
+            f"codec {policy!r}: {topology.name} says nothing of what it costs and gains for {dtype} (codecs there: "
+            f"{known}); taccl profile --codecs {policy} measures it, --codec none does without"
+        )
+    return named
+
+
+def with_codec(
+    request: Request,
+    uncoded: Algorithm,
+    uncoded_fs: int,
+    candidates: Collection[CodecCost],
+    should_stop: Callable[[], bool],
+) -> Algorithm | None:
+    """The quickest schedule found with coded messages and its plan; None where none beats `uncoded_fs`.
+
+    uncoded: the best schedule without a codec, from which the search starts. Half of the request's limit is spent on
+    other routes at most. The schedule is one that can be lowered; its plan is that of the program's own order.
+    """
+    topology, restrictions = request.topology, request.restrictions
+    if not candidates or len(uncoded.messages) > MOST_MESSAGES:
+        return None
+    links = restrictions.codec_links
+    allowed = frozenset(range(len(topology.links)) if links is None else links)
+    cut = request.partition is None and restrictions.partition is None and not restrictions.rules
+    effort = Effort(
+        round(CLOCKED_PER_WALL * request.time_limit_s),
+        DETERMINISTIC_PER_WALL * request.time_limit_s,
+        cut and request.custom is None,
+    )
+    found: list[Algorithm] = []
+    for cost in candidates:
+        for start in [uncoded, *_other_routes(request, uncoded, cost, allowed, should_stop)]:
+            chosen = choose(start, topology, cost, allowed, effort, request.seed, should_stop)
+            if chosen is not None:
+                found.append(chosen)
+            if should_stop():
+                break
+    found.sort(key=lambda a: a.coding.time_fs if a.coding else 0)
+    for algorithm in found:
+        assert algorithm.coding is not None
+        if algorithm.coding.time_fs >= WORTHWHILE * uncoded_fs:
+            return None
+        kept = _as_lowered(algorithm, topology)
+        if kept is None or kept.coding is None or kept.coding.time_fs >= WORTHWHILE * uncoded_fs:
+            continue
+        bound = coded_bound(topology, builder(request)(1), request.size_bytes, kept.coding.cost)
+        plan = replace(kept.coding, lower_bound_us=us(bound.time_fs), uncoded_time_us=us(uncoded_fs))
+        return replace(kept, coding=plan)
+    return None
+
+
+def _other_routes(
+    request: Request,
+    uncoded: Algorithm,
+    cost: CodecCost,
+    allowed: frozenset[int],
+    should_stop: Callable[[], bool],
+) -> Iterator[Algorithm]:
+    """Schedules whose routes suit a cluster with shorter messages: between nodes, and on all links."""
+    topology = request.topology
+    if not cost.lossless:
+        yield from _node_sums(request, uncoded)
+    node_of = topology.node_of()
+    between = frozenset(
+        e for e in allowed if node_of[topology.links[e].src] != node_of[topology.links[e].dst]
+    )
+    for chosen in dict.fromkeys((between, allowed)):
+        if not chosen or should_stop() or cost.ratio <= 1:
+            continue
+        short = shortened(topology, cost, chosen)
+        asked = replace(request, topology=short, time_limit_s=ROUTES_SHARE * request.time_limit_s)
+        try:
+            there = synthesise(asked, None, should_stop)
+        except (Infeasible, Interrupted, NoSolutionInTime):
+            continue
+        priced = costs(topology, there.chunk_bytes)
+        usable = completions(costs(short, there.chunk_bytes), there.messages)
+        messages = time_by_priority(topology, there.collective, priced, as_carried(there.messages, usable))
+        here = replace(
+            there,
+            topology_name=topology.name,
+            name=uncoded.name.rpartition("-")[0] + f"-{there.engine}",
+            messages=messages,
+            time_fs=completion_fs(priced, messages),
+            certificate=uncoded.certificate.of_any_schedule(),
+            provenance=uncoded.provenance,
+        )
+        if not check_algorithm(here, topology):
+            yield here
+
+
+def _node_sums(request: Request, uncoded: Algorithm) -> Iterator[Algorithm]:
+    """Reductions with sums of nodes, at a few chunkings."""
+    topology, make = request.topology, builder(request)
+    wanted = request.partition or request.restrictions.partition
+    for partition in [wanted] if wanted else CUTS:
+        collective = make(partition)
+        priced = costs(topology, collective.chunk_bytes(request.size_bytes))
+        transfers = node_sums(topology, collective)
+        if transfers is None or (len(transfers) > CODED_MESSAGES and partition != (wanted or CUTS[0])):
+            return
+        messages = time_by_priority(topology, collective, priced, transfers)
+        found = replace(
+            uncoded,
+            name=uncoded.name.rpartition("-")[0] + "-node-sums",
+            engine="node-sums",
+            collective=collective,
+            messages=messages,
+            time_fs=completion_fs(priced, messages),
+            certificate=uncoded.certificate.of_any_schedule(),
+        )
+        if not check_algorithm(found, topology) and obeys(
+            request.restrictions, topology, collective, messages
+        ):
+            yield found
+
+
+def _as_lowered(algorithm: Algorithm, topology: Topology) -> Algorithm | None:
+    """The schedule in the order that its program keeps, with the same hops coded; None where it has no program."""
+    try:
+        lowered = lower_exact(algorithm, topology)
+    except Infeasible:
+        return None
+    schedule, plan = lowered.schedule, algorithm.coding
+    assert plan is not None
+    if schedule is algorithm or schedule.messages == algorithm.messages:
+        return algorithm
+    if schedule.collective != algorithm.collective or check_algorithm(schedule, topology):
+        return None
+    hops = algorithm.coded_hops()
+    wished = [
+        i for i, m in enumerate(schedule.messages) if all((m.src, m.dst, c, m.op) in hops for c in m.chunks)
+    ]
+    return recoded(replace(schedule, coding=None), topology, plan.cost, wished)
