@@ -89,7 +89,7 @@ class Product:
         return made.to_algorithm(self.topology) if isinstance(made, SymmetricAlgorithm) else made
 
     def text(self, suffix: str) -> str:
-        """The file: ".json" is the native algorithm, with a coding plan where one pays, ".xml" the program as MSCCL XML.
+        """The file: ".json" is the native algorithm (with a coding plan where one pays), ".xml" the MSCCL program.
 
         Raises Infeasible when the schedule has no program within MSCCL's limits.
         """

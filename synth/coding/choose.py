@@ -41,14 +41,14 @@ class Effort:
 
     clocked: int = 100_000  # messages in all clockings of single turns together
     deterministic_s: float = 1.0  # of CP-SAT
-    cut: bool = True  # chunks may be cut finer
 
 
 @dataclass(frozen=True, slots=True)
-class _State:
-    """A schedule and a choice for it."""
+class Choice:
+    """A schedule and the messages of it that are coded."""
 
     algorithm: Algorithm
+    cost: CodecCost
     flow: Flow
     prices: CodecPrices
     coded: tuple[int, ...]
@@ -58,70 +58,67 @@ class _State:
     def time_fs(self) -> int:
         return time_of(self.activities)
 
+    def planned(self) -> Algorithm:
+        """The schedule with its plan, whose bound and uncoded time are not filled in."""
+        return replace(self.algorithm, coding=CodingPlan(self.cost, self.coded, self.time_fs, 0.0, 0.0))
 
-def choose(
-    algorithm: Algorithm,
+
+def by_links(
+    algorithm: Algorithm, topology: Topology, cost: CodecCost, links: Collection[int], cut: bool
+) -> Choice | None:
+    """The best of coding all messages over the slowest links, the slowest and the next slowest, and so on; cut: with
+    chunks cut finer as long as that pays. None where nothing can be coded. links: over which messages may be coded.
+    """
+    start = chosen(algorithm, topology, cost, ())
+    if start is None:
+        return None
+    kinds = list(_kinds(topology, links))
+    best = min(_all_of(start, topology, kinds), key=_time, default=None)
+    for finer in _finer(algorithm, topology) if cut and best is not None else ():
+        whole = chosen(finer, topology, cost, ())
+        found = min(_all_of(whole, topology, kinds), key=_time, default=None) if whole else None
+        if found is None or best is None or found.time_fs >= WORTHWHILE * best.time_fs:
+            break
+        best = found
+    return best
+
+
+def polished(
+    best: Choice,
     topology: Topology,
-    cost: CodecCost,
     links: Collection[int],
     effort: Effort,
     seed: int,
     should_stop: Callable[[], bool],
-) -> Algorithm | None:
-    """The schedule, perhaps cut finer, with the best choice found of messages to be coded; None where coding none is
-    as good. links: those over which messages may be coded. The plan's bound and uncoded time are not filled in.
-    """
-    start = _state(algorithm, topology, cost)
-    if start is None:
-        return None
-    best = start
-    kinds = list(_kinds(topology, links))
-    for state in _all_of(start, topology, cost, kinds):
-        best = min(best, state, key=_time)
-    if effort.cut:
-        for finer in _finer(algorithm, topology):
-            cut = _state(finer, topology, cost)
-            found = min(_all_of(cut, topology, cost, kinds), key=_time, default=None) if cut else None
-            if should_stop() or found is None or found.time_fs >= WORTHWHILE * best.time_fs:
-                break
-            best = found
-    allowed = frozenset(i for i, m in enumerate(best.algorithm.messages) if m.link in set(links))
-    best = _turned(best, topology, cost, allowed, effort.clocked, should_stop)
+) -> Choice:
+    """A choice made better message by message, and where the schedule is small by CP-SAT."""
+    among = set(links)
+    allowed = frozenset(i for i, m in enumerate(best.algorithm.messages) if m.link in among)
+    best = _turned(best, topology, allowed, effort.clocked, should_stop)
     if len(best.algorithm.messages) <= MOST_DECIDED and not should_stop():
-        best = _decided(best, topology, cost, allowed, effort.deterministic_s, seed, should_stop)
-    if not best.coded or best.time_fs >= WORTHWHILE * start.time_fs:
-        return None
-    return replace(best.algorithm, coding=CodingPlan(cost, best.coded, best.time_fs, 0.0, 0.0))
+        best = _decided(best, topology, allowed, effort.deterministic_s, seed, should_stop)
+    return best
 
 
-def recoded(
+def chosen(
     algorithm: Algorithm, topology: Topology, cost: CodecCost, wished: Collection[int]
-) -> Algorithm | None:
-    """The schedule with a plan that codes just these messages, as far as they may be; None where it has none."""
-    start = _state(algorithm, topology, cost)
-    found = None if start is None else _with(start, topology, cost, wished)
-    if found is None:
-        return None
-    return replace(algorithm, coding=CodingPlan(cost, found.coded, found.time_fs, 0.0, 0.0))
-
-
-def _time(state: _State) -> int:
-    return state.time_fs
-
-
-def _state(algorithm: Algorithm, topology: Topology, cost: CodecCost) -> _State | None:
-    """The schedule with nothing coded; None where it cannot be coded."""
+) -> Choice | None:
+    """A schedule with these messages coded, as far as they may be; None where it cannot be coded at all."""
     found = flow(algorithm, topology)
     if found is None or not algorithm.messages:
         return None
     prices = codec_prices(topology, algorithm.chunk_bytes, cost)
-    activities = clock(algorithm, topology, found, prices, (), cost.lossless)
-    return None if activities is None else _State(algorithm, found, prices, (), tuple(activities))
+    return _with(Choice(algorithm, cost, found, prices, (), ()), topology, wished)
 
 
-def _with(state: _State, topology: Topology, cost: CodecCost, wished: Collection[int]) -> _State | None:
-    coded = permitted(state.algorithm, state.flow, wished, cost.lossless)
-    activities = clock(state.algorithm, topology, state.flow, state.prices, coded, cost.lossless)
+def _time(state: Choice) -> int:
+    return state.time_fs
+
+
+def _with(state: Choice, topology: Topology, wished: Collection[int]) -> Choice | None:
+    lossless = state.cost.lossless
+    coded = permitted(state.algorithm, state.flow, wished, lossless)
+    activities = clock(state.algorithm, topology, state.flow, state.prices, coded, lossless)
     return None if activities is None else replace(state, coded=coded, activities=tuple(activities))
 
 
@@ -142,13 +139,11 @@ def _kinds(topology: Topology, links: Collection[int]) -> Iterator[frozenset[int
     yield from sorted({*sets, between} - {frozenset()}, key=lambda chosen: (len(chosen), sorted(chosen)))
 
 
-def _all_of(
-    state: _State, topology: Topology, cost: CodecCost, kinds: Sequence[frozenset[int]]
-) -> Iterator[_State]:
-    seen = {()}
+def _all_of(state: Choice, topology: Topology, kinds: Sequence[frozenset[int]]) -> Iterator[Choice]:
+    seen: set[tuple[int, ...]] = {()}
     for kind in kinds:
         wished = [i for i, m in enumerate(state.algorithm.messages) if m.link in kind]
-        found = _with(state, topology, cost, wished)
+        found = _with(state, topology, wished)
         if found is not None and found.coded not in seen:
             seen.add(found.coded)
             yield found
@@ -183,13 +178,12 @@ def _finer(algorithm: Algorithm, topology: Topology) -> Iterator[Algorithm]:
 
 
 def _turned(
-    best: _State,
+    best: Choice,
     topology: Topology,
-    cost: CodecCost,
     allowed: frozenset[int],
     clocked: int,
     should_stop: Callable[[], bool],
-) -> _State:
+) -> Choice:
     """Turn one message, or those of one link, after the other as long as that helps."""
     messages = best.algorithm.messages
     units: list[frozenset[int]] = [frozenset([i]) for i in sorted(allowed)]
@@ -207,39 +201,37 @@ def _turned(
                 return best
             wished = set(best.coded)
             wished = wished - unit if unit <= wished else wished | unit
-            found = _with(best, topology, cost, wished)
+            found = _with(best, topology, wished)
             if found is not None and found.time_fs < best.time_fs:
                 best, improved = found, True
     return best
 
 
 def _decided(
-    best: _State,
+    best: Choice,
     topology: Topology,
-    cost: CodecCost,
     allowed: frozenset[int],
     deterministic_s: float,
     seed: int,
     should_stop: Callable[[], bool],
-) -> _State:
+) -> Choice:
     """What CP-SAT decides, clocked in the order that it found."""
     strategies = [Strategy(deterministic_s, 60.0, seed)]
     decision = decide(
         best.algorithm, topology, best.flow, best.prices, allowed, best.activities, best.coded, strategies,
-        cost.lossless, should_stop,
+        best.cost.lossless, should_stop,
     )  # fmt: skip
     if decision is None:
         return best
-    found = _with(best, topology, cost, decision.coded)
+    found = _with(best, topology, decision.coded)
     if found is not None and found.time_fs < best.time_fs:
         best = found
     reordered = _reordered(best.algorithm, topology, decision.order)
-    start = _state(reordered, topology, cost) if reordered else None
-    if start is not None:
+    if reordered is not None:
         # Messages are numbered anew in their new order.
         hops = {(best.algorithm.messages[i].link, best.algorithm.messages[i].chunks) for i in decision.coded}
-        wished = [i for i, m in enumerate(start.algorithm.messages) if (m.link, m.chunks) in hops]
-        found = _with(start, topology, cost, wished)
+        wished = [i for i, m in enumerate(reordered.messages) if (m.link, m.chunks) in hops]
+        found = chosen(reordered, topology, best.cost, wished)
         if found is not None and found.time_fs < best.time_fs:
             best = found
     return best

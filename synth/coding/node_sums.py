@@ -85,8 +85,10 @@ def _owners(topology: Topology, collective: Collective, node_of: tuple[int, ...]
         for e, link in enumerate(topology.links):
             if node_of[link.src] != node_of[link.dst] and node in (node_of[link.src], node_of[link.dst]):
                 here = [p for p in link.ports if _is_of(topology, p, ranks)]
-                for key in here or [("link", e)]:
-                    ports[key] = _beta(topology, e)
+                for port in here:
+                    ports[port] = topology.ports[port].beta_us_per_mb
+                if not here:
+                    ports["link", e] = _beta(topology, e)
         rate = sum((1 / beta for beta in ports.values() if beta), Fraction(0))
         slowness[node] = 1 / rate if rate else Fraction(0)
     shares = _shares(slowness)

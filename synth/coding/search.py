@@ -13,7 +13,7 @@ from taccl.synth.candidates import obeys
 from taccl.synth.check_algorithm import check_algorithm
 from taccl.synth.coding.bound import coded_bound, shortened
 from taccl.synth.coding.choose import MOST_MESSAGES as CODED_MESSAGES
-from taccl.synth.coding.choose import WORTHWHILE, Effort, choose, recoded
+from taccl.synth.coding.choose import WORTHWHILE, Choice, Effort, by_links, chosen, polished
 from taccl.synth.coding.node_sums import node_sums
 from taccl.synth.cost import costs, us
 from taccl.synth.lower import lower_exact
@@ -26,6 +26,8 @@ CLOCKED_PER_WALL = 5_000
 DETERMINISTIC_PER_WALL = 0.01
 # Of the limit, for each search of routes on a cluster whose links are shorter by the codec's ratio.
 ROUTES_SHARE = 0.2
+# The best of so many choices by links are looked at message by message.
+MOST_POLISHED = 2
 # Chunks a block at which sums of nodes are tried.
 CUTS = (1, 2, 3, 4, 6)
 # Schedules of more messages are not coded: finding out where would take too long.
@@ -69,53 +71,59 @@ def with_codec(
         return None
     links = restrictions.codec_links
     allowed = frozenset(range(len(topology.links)) if links is None else links)
-    cut = request.partition is None and restrictions.partition is None and not restrictions.rules
+    fixed = request.partition is not None or restrictions.partition is not None or request.custom is not None
+    cut = not fixed and not restrictions.rules
+    starts = [uncoded, *_other_routes(request, uncoded, candidates, allowed, should_stop)]
+    found = [
+        choice
+        for cost in candidates
+        for start in starts
+        if (choice := by_links(start, topology, cost, allowed, cut)) is not None
+    ]
+    found.sort(key=lambda choice: choice.time_fs)
     effort = Effort(
-        round(CLOCKED_PER_WALL * request.time_limit_s),
-        DETERMINISTIC_PER_WALL * request.time_limit_s,
-        cut and request.custom is None,
+        round(CLOCKED_PER_WALL * request.time_limit_s / MOST_POLISHED),
+        DETERMINISTIC_PER_WALL * request.time_limit_s / MOST_POLISHED,
     )
-    found: list[Algorithm] = []
-    for cost in candidates:
-        for start in [uncoded, *_other_routes(request, uncoded, cost, allowed, should_stop)]:
-            chosen = choose(start, topology, cost, allowed, effort, request.seed, should_stop)
-            if chosen is not None:
-                found.append(chosen)
-            if should_stop():
-                break
-    found.sort(key=lambda a: a.coding.time_fs if a.coding else 0)
-    for algorithm in found:
-        assert algorithm.coding is not None
-        if algorithm.coding.time_fs >= WORTHWHILE * uncoded_fs:
+    best = [
+        polished(choice, topology, allowed, effort, request.seed, should_stop)
+        for choice in found[:MOST_POLISHED]
+    ]
+    for choice in sorted([*best, *found], key=lambda choice: choice.time_fs):
+        if choice.time_fs >= WORTHWHILE * uncoded_fs:
             return None
-        kept = _as_lowered(algorithm, topology)
-        if kept is None or kept.coding is None or kept.coding.time_fs >= WORTHWHILE * uncoded_fs:
+        kept = _as_lowered(choice, topology)
+        if kept is None or kept.time_fs >= WORTHWHILE * uncoded_fs:
             continue
-        bound = coded_bound(topology, builder(request)(1), request.size_bytes, kept.coding.cost)
-        plan = replace(kept.coding, lower_bound_us=us(bound.time_fs), uncoded_time_us=us(uncoded_fs))
-        return replace(kept, coding=plan)
+        bound = coded_bound(topology, builder(request)(1), request.size_bytes, kept.cost)
+        planned = kept.planned()
+        assert planned.coding is not None
+        plan = replace(planned.coding, lower_bound_us=us(bound.time_fs), uncoded_time_us=us(uncoded_fs))
+        return replace(planned, coding=plan)
     return None
 
 
 def _other_routes(
     request: Request,
     uncoded: Algorithm,
-    cost: CodecCost,
+    candidates: Collection[CodecCost],
     allowed: frozenset[int],
     should_stop: Callable[[], bool],
 ) -> Iterator[Algorithm]:
-    """Schedules whose routes suit a cluster with shorter messages: between nodes, and on all links."""
+    """Schedules that may suit a codec better: sums that it may code, and routes for a cluster whose messages are
+    shorter, between nodes and on all links."""
     topology = request.topology
-    if not cost.lossless:
+    if not all(cost.lossless for cost in candidates):
         yield from _node_sums(request, uncoded)
+    cost = max(candidates, key=lambda cost: cost.ratio)
     node_of = topology.node_of()
     between = frozenset(
         e for e in allowed if node_of[topology.links[e].src] != node_of[topology.links[e].dst]
     )
-    for chosen in dict.fromkeys((between, allowed)):
-        if not chosen or should_stop() or cost.ratio <= 1:
+    for some in dict.fromkeys((between, allowed)):
+        if not some or should_stop() or cost.ratio <= 1:
             continue
-        short = shortened(topology, cost, chosen)
+        short = shortened(topology, cost, some)
         asked = replace(request, topology=short, time_limit_s=ROUTES_SHARE * request.time_limit_s)
         try:
             there = synthesise(asked, None, should_stop)
@@ -163,20 +171,19 @@ def _node_sums(request: Request, uncoded: Algorithm) -> Iterator[Algorithm]:
             yield found
 
 
-def _as_lowered(algorithm: Algorithm, topology: Topology) -> Algorithm | None:
-    """The schedule in the order that its program keeps, with the same hops coded; None where it has no program."""
+def _as_lowered(choice: Choice, topology: Topology) -> Choice | None:
+    """The choice in the order that the schedule's program keeps; None where it has no program."""
     try:
-        lowered = lower_exact(algorithm, topology)
+        lowered = lower_exact(choice.algorithm, topology)
     except Infeasible:
         return None
-    schedule, plan = lowered.schedule, algorithm.coding
-    assert plan is not None
-    if schedule is algorithm or schedule.messages == algorithm.messages:
-        return algorithm
-    if schedule.collective != algorithm.collective or check_algorithm(schedule, topology):
+    schedule = lowered.schedule
+    if schedule.messages == choice.algorithm.messages:
+        return choice
+    if schedule.collective != choice.algorithm.collective or check_algorithm(schedule, topology):
         return None
-    hops = algorithm.coded_hops()
+    hops = choice.planned().coded_hops()
     wished = [
         i for i, m in enumerate(schedule.messages) if all((m.src, m.dst, c, m.op) in hops for c in m.chunks)
     ]
-    return recoded(replace(schedule, coding=None), topology, plan.cost, wished)
+    return chosen(replace(schedule, coding=None), topology, choice.cost, wished)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -20,6 +21,8 @@ from taccl.program_file import (
 )
 
 if TYPE_CHECKING:
+    from taccl.synth.algorithm import Algorithm
+    from taccl.synth.coding.reasons import CodingReasons
     from taccl.synth.explain import Explanation
 
 MAX_RUNS = 40  # of the critical path, in text
@@ -43,6 +46,7 @@ def command(file: str, topology: str | None, size: int | None, as_json: bool, **
     FILE is a native .json algorithm or MSCCL XML from any source.
     """
     from taccl.errors import UsageError
+    from taccl.synth.coding.reasons import reasons
     from taccl.synth.explain import explain
 
     opened = open_native(file, options) or open_proven(file, options)
@@ -56,12 +60,43 @@ def command(file: str, topology: str | None, size: int | None, as_json: bool, **
         explanation = explain(subject, cluster, size, collective, bound)
     except ValueError as error:
         raise UsageError(f"{file} on {cluster.name}: {error}") from error
+    planned = (
+        isinstance(opened, NativeFile) and cluster == opened.topology and size == opened.algorithm.size_bytes
+    )
+    coding = reasons(opened.algorithm, cluster) if isinstance(opened, NativeFile) and planned else None
     if as_json:
-        print_json({**document(explanation), "certificate": judgement and judgement.document()})
+        certificate = judgement and judgement.document()
+        print_json({**document(explanation), "certificate": certificate, "coding": coding and asdict(coding)})
     else:
         click.echo(text(explanation), nl=False)
+        if coding is not None:
+            click.echo("\n".join(coding_lines(opened.algorithm, coding)))
         if judgement is not None:
             click.echo(f"\nCertificate of the file\n  {judgement.text()}")
+
+
+def coding_lines(algorithm: Algorithm, coding: CodingReasons) -> list[str]:
+    """Where a plan codes messages, and why there."""
+    plan = algorithm.coding
+    assert plan is not None
+    codec, messages = plan.cost.codec, len(algorithm.messages)
+    lines = [
+        "",
+        f"Coding (times above are without): {codec} on {plan.cost.dtype}, {len(plan.messages)} of {messages} messages",
+        f"  time {coding.time_us:.3f} us, {coding.uncoded_us:.3f} us by the best schedule without a codec; nothing "
+        f"takes less than {coding.lower_bound_us:.3f} us with {codec}",
+        f"  a chunk takes {coding.encode_us:.3f} us to code and {coding.decode_us:.3f} us to decode; rank "
+        f"{coding.busiest_rank} is busy with that for {coding.busiest_us:.3f} us",
+    ]
+    for kind in coding.kinds:
+        wire = f"a chunk {kind.wire_us:.3f} us on the wire, its frame {kind.framed_us:.3f} us"
+        others = []
+        if kind.coded:
+            others.append(f"with none of them coded {kind.none_us:.3f} us in all")
+        if kind.coded < kind.messages:
+            others.append(f"with all that may be {kind.all_us:.3f} us")
+        lines.append(f"  {kind.where}: {kind.coded} of {kind.messages} coded; {wire}; {', '.join(others)}")
+    return lines
 
 
 def document(explanation: Explanation) -> dict[str, Any]:
