@@ -59,14 +59,14 @@ def reasons(algorithm: Algorithm, topology: Topology) -> CodingReasons | None:
     coded = set(choice.coded)
     told = []
     for (between, beta), members in sorted(kinds.items(), reverse=True):
-        link = algorithm.messages[members[0]].link
+        example = algorithm.messages[members[0]].link
         told.append(
             KindReason(
                 f"{'between nodes' if between else 'inside nodes'}, {float(beta):g} us/MB",
                 len(members),
                 len(coded & set(members)),
-                us(plain.chunk_fs[link]),
-                us(framed.chunk_fs[link]),
+                us(plain.chunk_fs[example]),
+                us(framed.chunk_fs[example]),
                 _time(choice, topology, coded - set(members)),
                 _time(choice, topology, coded | set(members)),
             )

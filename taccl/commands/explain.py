@@ -69,7 +69,7 @@ def command(file: str, topology: str | None, size: int | None, as_json: bool, **
         print_json({**document(explanation), "certificate": certificate, "coding": coding and asdict(coding)})
     else:
         click.echo(text(explanation), nl=False)
-        if coding is not None:
+        if coding is not None and opened.algorithm is not None:
             click.echo("\n".join(coding_lines(opened.algorithm, coding)))
         if judgement is not None:
             click.echo(f"\nCertificate of the file\n  {judgement.text()}")
