@@ -450,7 +450,10 @@ class Either:
         for form in self.forms:
             if form.accepts(node):
                 return form.read(node)
-        words = [word for form in self.forms if isinstance(form, Text) for word in form.choices]
+        texts = [form for form in self.forms if isinstance(form, Text)]
+        if node.kind == "scalar" and texts and not any(form.choices for form in texts):
+            return texts[0].read(node)  # a word that YAML takes for a number, say: it knows the help
+        words = [word for form in texts for word in form.choices]
         _wrong_type(node, self, did_you_mean(node.text, words) if node.kind == "scalar" else "")
         return None
 

@@ -1,0 +1,137 @@
+"""`taccl synth --codec` from the command line to the file, and what verify and explain say of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from taccl.cli import cli
+
+PROFILE = """\
+schema: taccl/profile/v1
+name: hosts
+nodes: 2
+node:
+  ranks: 2
+  links: [{class: shm, from: all, to: all}]
+  nics:
+    - {name: eth, ranks: 0-1}
+network: {class: net}
+classes:
+  shm: {alpha: 5us, beta: 5GB/s}
+  net: {alpha: 100us, beta: 200Mbit/s, occupancy: 50us}
+codecs:
+  - {codec: q8, dtype: float32, lossless: false, ratio: 3.94, frame: 112B, encode: {alpha: 60us, beta: 500us/MB},
+     decode: {alpha: 40us, beta: 300us/MB}}
+  - {codec: xw, dtype: bfloat16, lossless: true, ratio: 1.42, frame: 112B, encode: {alpha: 60us, beta: 1.5ms/MB},
+     decode: {alpha: 40us, beta: 1.5ms/MB}}
+"""
+
+
+@pytest.fixture
+def profile(tmp_path: Path) -> str:
+    path = tmp_path / "hosts.yaml"
+    path.write_text(PROFILE)
+    return str(path)
+
+
+def run(*words: str) -> Result:
+    return CliRunner().invoke(cli, list(words), catch_exceptions=False)
+
+
+def synth(profile: str, *words: str) -> Result:
+    return run(
+        "synth",
+        "-t",
+        profile,
+        "-c",
+        "allgather",
+        "--size",
+        "4MB",
+        "--engine",
+        "ring",
+        "--time-limit",
+        "2",
+        *words,
+    )
+
+
+def test_a_codec_by_name_is_used_where_it_pays(profile: str, tmp_path: Path) -> None:
+    path = tmp_path / "ag.json"
+    result = synth(profile, "--codec", "q8", "-o", str(path), "--json")
+    assert result.exit_code == 0, result.output
+    coding = json.loads(result.stdout)["coding"]
+    assert coding["codec"] == "q8"
+    assert coding["lossless"] is False
+    assert 0 < coding["coded_messages"] <= coding["messages"]
+    assert coding["lower_bound_us"] <= coding["time_us"] < 0.3 * coding["uncoded_time_us"]
+    written = json.loads(path.read_text())
+    assert written["coding"]["codec"] == "q8"
+    assert run("verify", str(path)).exit_code == 0
+    told = run("explain", str(path))
+    assert "Coding (times above are without): q8 on float32" in told.output
+    assert "between nodes, 40000 us/MB" in told.output
+    assert json.loads(run("explain", str(path), "--json").stdout)["coding"]["kinds"]
+
+
+def test_the_same_request_writes_the_same_bytes(profile: str, tmp_path: Path) -> None:
+    texts = []
+    for name in ("a.json", "b.json"):
+        assert synth(profile, "--codec", "q8", "-o", str(tmp_path / name)).exit_code == 0
+        texts.append((tmp_path / name).read_bytes())
+    assert texts[0] == texts[1]
+
+
+def test_auto_takes_only_what_changes_no_bit(profile: str) -> None:
+    plain = synth(profile, "--json")
+    assert json.loads(plain.stdout)["coding"] is None  # for float32 the profile has a lossy codec only
+    exact = synth(profile, "--dtype", "bfloat16", "--json")
+    assert json.loads(exact.stdout)["coding"]["codec"] == "xw"
+    assert (
+        json.loads(synth(profile, "--dtype", "bfloat16", "--codec", "none", "--json").stdout)["coding"]
+        is None
+    )
+
+
+def test_a_sketch_says_where(profile: str, tmp_path: Path) -> None:
+    sketch, path = tmp_path / "s.yaml", tmp_path / "ag.json"
+    sketch.write_text("schema: taccl/sketch/v1\ncodec: {name: q8, links: [{from: [0], scope: inter}]}\n")
+    assert synth(profile, "-s", str(sketch), "-o", str(path)).exit_code == 0
+    written = json.loads(path.read_text())
+    if "coding" in written:
+        numbers = [
+            n
+            for run in written["coding"]["messages"]
+            for n in (range(run[0], run[1] + 1) if isinstance(run, list) else [run])
+        ]
+        assert {written["messages"][n][1] for n in numbers} == {0}
+
+
+def test_what_cannot_be_is_refused(profile: str, tmp_path: Path) -> None:
+    xml = synth(profile, "--codec", "q8", "-o", str(tmp_path / "ag.xml"))
+    assert xml.exit_code == 2
+    assert "XML has no room" in xml.output
+    unknown = synth(profile, "--codec", "zstd", "--json")
+    assert unknown.exit_code == 2
+    assert "says nothing of what it costs" in unknown.output
+    path = tmp_path / "ag.json"
+    assert synth(profile, "--codec", "q8", "-o", str(path)).exit_code == 0
+    written = json.loads(path.read_text())
+    for change, said in (
+        ({"codec": "fp8"}, "says nothing of codec"),
+        ({"messages": [0, 0]}, "ascend"),
+        ({"messages": [10**6]}, "expected a whole number"),
+        ({"time_fs": -1}, "expected a whole number"),
+        ({"speed": 1}, "is not known here"),
+    ):
+        path.write_text(json.dumps({**written, "coding": {**written["coding"], **change}}))
+        result = run("verify", str(path))
+        assert result.exit_code == 3
+        assert said in result.output
+    path.write_text(json.dumps({**written, "coding": {**written["coding"], "time_fs": 7}}))
+    wrong = run("verify", str(path))
+    assert wrong.exit_code == 1
+    assert "A102" in wrong.output
