@@ -10,6 +10,7 @@ from taccl.runtime.coded import WRONG_PLAN
 from taccl.synth.algorithm import Algorithm
 from taccl.synth.coding.plan import Hop
 from taccl.synth.collective import Collective
+from taccl.synth.cost import us
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,9 @@ class Planned:
     hops: frozenset[Hop]  # as `Coding` takes them
     messages: int  # of the algorithm, that are coded
     of_messages: int
+    size_bytes: int  # for which it was planned
+    time_us: float  # that it takes then
+    uncoded_time_us: float  # of the best schedule without a codec
 
     def facts(self) -> tuple[object, ...]:
         """What all ranks must have alike."""
@@ -59,7 +63,10 @@ def planned(algorithm: Algorithm, collective: Collective) -> Planned | None:
         for op in coded if others else ("copy", "reduce"):
             for number in _renumbered(algorithm.collective, collective, chunk):
                 hops.add((source, destination, number, op))
-    return Planned(plan.cost.codec, plan.cost.dtype, frozenset(hops), len(chosen), len(algorithm.messages))
+    return Planned(
+        plan.cost.codec, plan.cost.dtype, frozenset(hops), len(chosen), len(algorithm.messages),
+        algorithm.size_bytes, us(plan.time_fs), plan.uncoded_time_us,
+    )  # fmt: skip
 
 
 def _renumbered(of: Collective, to: Collective, chunk: int) -> range:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from taccl.runtime.bench_settings import Settings
     from taccl.runtime.calibration import Calibration
     from taccl.runtime.job import Job, Neighbours
+    from taccl.runtime.planned import Planned
     from taccl.synth.program import Program
 
 
@@ -77,7 +78,7 @@ def preamble(
     if settings.accumulate != "type":
         lines.append(f"# 16-bit floats are reduced in {settings.accumulate}")
     if settings.codecs != ("raw",):
-        lines.append(_coded(settings, loaded))
+        lines += _coded(settings, loaded)
         if settings.codec_links == "nodes" and len(set(neighbours.nodes)) == 1:
             lines.append("# there is one node, so that no message is coded; --codec-links all codes all")
     low, high = program.min_bytes, program.max_bytes
@@ -86,16 +87,32 @@ def preamble(
     return [*lines, "#"]
 
 
-def _coded(settings: Settings, loaded: Loaded) -> str:
+def _coded(settings: Settings, loaded: Loaded) -> list[str]:
     """Which messages are coded, how, and with what."""
     names, plan = ", ".join(settings.codecs), loaded.planned
     again = ", partial sums again at every hop" if settings.recode else ""
     if plan is not None:
         how = ", each at every hop" if settings.codec_at == "hop" else again
-        return f"# messages as planned in the file are coded{how}: {names}, {plan.messages} of {plan.of_messages}"
+        return [
+            f"# messages as planned in the file are coded{how}: {names}, {plan.messages} of {plan.of_messages}",
+            f"# planned with {plan.codec} for {plan.size_bytes} bytes: {plan.time_us:.6g} us, and without a codec "
+            f"{plan.uncoded_time_us:.6g}",
+        ]
     where = "between nodes" if settings.codec_links == "nodes" else "everywhere"
     how = "at every hop" if settings.codec_at == "hop" else f"once for all hops{again}"
-    return f"# messages {where} are coded {how}; {names}"
+    return [f"# messages {where} are coded {how}; {names}"]
+
+
+def _plan(plan: Planned) -> dict[str, object]:
+    return {
+        "codec": plan.codec,
+        "dtype": plan.dtype,
+        "coded_messages": plan.messages,
+        "messages": plan.of_messages,
+        "size_bytes": plan.size_bytes,
+        "time_us": plan.time_us,
+        "uncoded_time_us": plan.uncoded_time_us,
+    }
 
 
 def calibrated(loaded: Loaded, topology: Topology | None, row: Row) -> Calibration | None:
@@ -155,8 +172,7 @@ def document(
             "accumulate": settings.accumulate,
             "codec_links": settings.codec_links,
             "codec_at": settings.codec_at,
-            "planned_messages": None if plan is None else plan.messages,
-            "messages": None if plan is None else plan.of_messages,
+            "coding_plan": None if plan is None else _plan(plan),
             "recode": settings.recode,
             "data": options["data"],
         },
