@@ -11,8 +11,9 @@ with one rank); otherwise errors would add up hop after hop, and the rewrite ref
 result is coded once, by the rank that made it, which takes the values of its own frame, so that all ranks end with the
 same values.
 
-Which messages are coded is said by nodes, or message by message by a coding plan (`runtime/planned.py`). A plan is
-followed to the letter: one that would have a frame passed on as values is refused.
+Which messages are coded is said by nodes, or message by message by a coding plan (`runtime/planned.py`), which is
+followed to the letter: a frame is passed on as the values in it where the plan does not name the message. A plan that
+would have values coded again by a lossy codec is refused.
 
 Every message of frames has an area of frame memory of its own, so its receive never waits for anything. A decode stands
 where its values are first read, or at the end; it starts when the frame is there and its memory is free.
@@ -265,13 +266,6 @@ class _Rank:
                     op, f"sends chunk {value.chunk} to rank {op.peer} together with chunk {min(named)}, which alone of "
                     "the two is to be coded"
                 )  # fmt: skip
-            # A result of this rank's own has the values of its frame, so it may travel either way.
-            passed_on = value.coded and value.frame is not None and value.frame.rank != self.rank
-            if not named and passed_on:
-                raise self._wrong_plan(
-                    op, f"passes chunk {value.chunk} on to rank {op.peer} in a message that is not to be coded, and it "
-                    "came in one that was: what is coded stays so on all its way"
-                )  # fmt: skip
         return bool(named)
 
     def _op(self, value: _Value) -> str:
@@ -302,7 +296,14 @@ class _Rank:
     def _check(self, values: Sequence[_Value], like: Operation) -> None:
         """Raise for partial sums that would be coded again; remember results that should have been coded before."""
         for value in values:
-            if self.coding.lossless or not self.combining:
+            if self.coding.lossless:
+                continue
+            if not self.combining:
+                if value.codings and not self.coding.recode:
+                    raise self._wrong_plan(
+                        like, f"codes the values of chunk {value.chunk}, which have been coded before: a lossy codec "
+                        "would add a second error"
+                    )  # fmt: skip
                 continue
             if self._complete(value):
                 if value.birth is None:

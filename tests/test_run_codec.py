@@ -157,6 +157,7 @@ def test_the_plan_of_the_file_counts_unless_codec_says_otherwise():
             {"planned_for": "bfloat16", "codec": "xw", "ops": ("sum",), "accumulate": "float32"},
             "its messages are float32",
         ),
+        ({"planned_for": "int8", "codec": "zstd"}, "x.json plans codec zstd for int8, which cannot be run"),
         ({"codec_links": "all"}, "x.json plans which messages are coded; --codec-links all needs --codec"),
         ({"plan": False, "codec_links": "planned"}, "x.json plans no coded messages"),
         ({"codec": "lz77"}, "x.json plans codec 'lz77': unknown"),

@@ -34,7 +34,7 @@ def choose_codecs(
     Raises UsageError for what a codec cannot do or was not planned for, EnvironmentProblem without its package,
     CheckFailed for a plan that is wrong.
     """
-    from taccl.runtime.dtypes import select_dtypes
+    from taccl.runtime.dtypes import DTYPES, select_dtypes
     from taccl.runtime.planned import planned
 
     file, asked, links = options["file"], options["codecs"], options["codec_links"]
@@ -45,6 +45,8 @@ def choose_codecs(
         raise UsageError(f"--codec-links planned: {file} plans no coded messages")
     if plan is not None and asked is None and links not in (None, "planned"):
         raise UsageError(f"{file} plans which messages are coded; --codec-links {links} needs --codec")
+    if plan is not None and plan.dtype not in DTYPES:
+        raise UsageError(f"{file} plans codec {plan.codec} for {plan.dtype}, which cannot be run: {IGNORE}")
     dtypes = tuple(select_dtypes(options["dtype"] or ("float32" if plan is None else plan.dtype)))
     if plan is not None and asked is None:
         _check_types(options, plan, dtypes, ops)
