@@ -106,7 +106,7 @@ def _own_seeds(search: Search, request: Request, ladder: list[int], share: float
         lower_fs=0,
         budget_s=search.budget_s * share,
         # By the clock they may take longer than by what they count, so that a busy machine does not cut them short.
-        limit_s=search.left_s() / 2,
+        limit_s=search.left_s() / 4,
         began=time.monotonic(),
         report=lambda stage, best_fs: None,
         best=None,
