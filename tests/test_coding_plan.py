@@ -18,7 +18,7 @@ from taccl.synth.candidates import best_timing
 from taccl.synth.check_algorithm import check_algorithm
 from taccl.synth.coding.bound import coded_bound
 from taccl.synth.coding.check import check_plan
-from taccl.synth.coding.choose import Choice, Effort, by_links, chosen, polished
+from taccl.synth.coding.choose import Choice, Effort, by_links, chosen, cut_finer, polished
 from taccl.synth.coding.clock import DECODE, ENCODE, MESSAGE, REDUCE
 from taccl.synth.coding.flow import passed_on
 from taccl.synth.coding.node_sums import _shares, node_sums
@@ -186,7 +186,7 @@ def test_no_subset_of_messages_beats_the_choice(name: str, cost: CodecCost) -> N
         choice.time_fs for s in subsets if (choice := chosen(algorithm, topology, cost, s)) is not None
     )
     every = range(len(topology.links))
-    start = by_links(algorithm, topology, cost, every, cut=False)
+    start = by_links(algorithm, topology, cost, every)
     assert start is not None
     found = polished(start, topology, every, Effort(20_000, 1.0), 0, lambda: False)
     assert found.time_fs <= best
@@ -197,7 +197,7 @@ def test_only_the_links_that_are_allowed_are_coded() -> None:
     topology = hosts(2, 2)
     algorithm = scheduled(topology, "alltoall", "direct")
     some = {e for e, link in enumerate(topology.links) if link.src == 0}
-    start = by_links(algorithm, topology, EXACT, some, cut=False)
+    start = by_links(algorithm, topology, EXACT, some)
     assert start is not None
     found = polished(start, topology, some, Effort(20_000, 0.5), 0, lambda: False)
     assert {algorithm.messages[i].link for i in found.coded} <= some
@@ -307,10 +307,9 @@ def test_chunks_are_cut_finer_where_coding_and_sending_overlap_better() -> None:
         Certificate(0.0, "", 0.0, "feasible"), "direct",
     )  # fmt: skip
     dear = replace(LOSSY, encode_beta_us_per_mb=Fraction(200), decode_beta_us_per_mb=Fraction(200))
-    coarse = by_links(whole, topology, dear, [link], cut=False)
-    fine = by_links(whole, topology, dear, [link], cut=True)
+    coarse = by_links(whole, topology, dear, [link])
     assert coarse is not None
-    assert fine is not None
+    fine = cut_finer(coarse, topology, [link], lambda: False)
     assert fine.algorithm.collective.partition > 1
     assert fine.time_fs < coarse.time_fs
     assert check_algorithm(fine.algorithm, topology) == []

@@ -64,20 +64,22 @@ class Choice:
 
 
 def by_links(
-    algorithm: Algorithm, topology: Topology, cost: CodecCost, links: Collection[int], cut: bool
+    algorithm: Algorithm, topology: Topology, cost: CodecCost, links: Collection[int]
 ) -> Choice | None:
-    """The best of coding all messages over the slowest links, the slowest and the next slowest, and so on; cut: with
-    chunks cut finer as long as that pays. None where nothing can be coded. links: over which messages may be coded.
-    """
+    """The best of coding all messages over the slowest links, the slowest and the next slowest, and so on; None where
+    nothing can be coded. links: over which messages may be coded."""
     start = chosen(algorithm, topology, cost, ())
-    if start is None:
-        return None
-    kinds = list(_kinds(topology, links))
-    best = min(_all_of(start, topology, kinds), key=_time, default=None)
-    for finer in _finer(algorithm, topology) if cut and best is not None else ():
-        whole = chosen(finer, topology, cost, ())
-        found = min(_all_of(whole, topology, kinds), key=_time, default=None) if whole else None
-        if found is None or best is None or found.time_fs >= WORTHWHILE * best.time_fs:
+    return None if start is None else _best_of_kinds(start, topology, links)
+
+
+def cut_finer(
+    best: Choice, topology: Topology, links: Collection[int], should_stop: Callable[[], bool]
+) -> Choice:
+    """The same with chunks cut in 2, 4, 8, ... as long as that pays, and coded by links."""
+    for finer in _finer(best.algorithm, topology):
+        whole = chosen(finer, topology, best.cost, ())
+        found = _best_of_kinds(whole, topology, links) if whole else None
+        if should_stop() or found is None or found.time_fs >= WORTHWHILE * best.time_fs:
             break
         best = found
     return best
@@ -111,10 +113,6 @@ def chosen(
     return _with(Choice(algorithm, cost, found, prices, (), ()), topology, wished)
 
 
-def _time(state: Choice) -> int:
-    return state.time_fs
-
-
 def _with(state: Choice, topology: Topology, wished: Collection[int]) -> Choice | None:
     lossless = state.cost.lossless
     coded = permitted(state.algorithm, state.flow, wished, lossless)
@@ -139,14 +137,30 @@ def _kinds(topology: Topology, links: Collection[int]) -> Iterator[frozenset[int
     yield from sorted({*sets, between} - {frozenset()}, key=lambda chosen: (len(chosen), sorted(chosen)))
 
 
-def _all_of(state: Choice, topology: Topology, kinds: Sequence[frozenset[int]]) -> Iterator[Choice]:
+def _best_of_kinds(start: Choice, topology: Topology, links: Collection[int]) -> Choice | None:
+    messages, best = start.algorithm.messages, None
     seen: set[tuple[int, ...]] = {()}
-    for kind in kinds:
-        wished = [i for i, m in enumerate(state.algorithm.messages) if m.link in kind]
-        found = _with(state, topology, wished)
-        if found is not None and found.coded not in seen:
-            seen.add(found.coded)
-            yield found
+    for kind in _kinds(topology, links):
+        wished = [i for i, m in enumerate(messages) if m.link in kind]
+        coded = permitted(start.algorithm, start.flow, wished, start.cost.lossless)
+        if coded in seen or (best is not None and _fullest(start, topology, coded) >= best.time_fs):
+            continue
+        seen.add(coded)
+        found = _with(start, topology, wished)
+        if found is not None and (best is None or found.time_fs < best.time_fs):
+            best = found
+    return best
+
+
+def _fullest(choice: Choice, topology: Topology, coded: Collection[int]) -> int:
+    """How long the fullest link or port is held when these messages are coded: no order of them is quicker."""
+    plain, framed, among = costs(topology, choice.algorithm.chunk_bytes), choice.prices.framed, set(coded)
+    held = [0] * plain.resources
+    for i, m in enumerate(choice.algorithm.messages):
+        priced = framed if i in among else plain
+        for resource, each in priced.holds[m.link]:
+            held[resource] += priced.hold(m.link, each, len(m.chunks))
+    return max(held, default=0)
 
 
 def _finer(algorithm: Algorithm, topology: Topology) -> Iterator[Algorithm]:

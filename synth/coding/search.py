@@ -13,7 +13,7 @@ from taccl.synth.candidates import obeys
 from taccl.synth.check_algorithm import check_algorithm
 from taccl.synth.coding.bound import coded_bound, shortened
 from taccl.synth.coding.choose import MOST_MESSAGES as CODED_MESSAGES
-from taccl.synth.coding.choose import WORTHWHILE, Choice, Effort, by_links, chosen, polished
+from taccl.synth.coding.choose import WORTHWHILE, Choice, Effort, by_links, chosen, cut_finer, polished
 from taccl.synth.coding.node_sums import node_sums
 from taccl.synth.cost import costs, us
 from taccl.synth.lower import lower_exact
@@ -26,10 +26,10 @@ CLOCKED_PER_WALL = 5_000
 DETERMINISTIC_PER_WALL = 0.01
 # Of the limit, for each search of routes on a cluster whose links are shorter by the codec's ratio.
 ROUTES_SHARE = 0.2
-# The best of so many choices by links are looked at message by message.
+# The best of so many choices by links are cut finer, and looked at message by message.
 MOST_POLISHED = 2
 # Chunks a block at which sums of nodes are tried.
-CUTS = (1, 2, 3, 4, 6)
+CUTS = (1, 2, 4, 8, 12)
 # Schedules of more messages are not coded: finding out where would take too long.
 MOST_MESSAGES = 20_000
 
@@ -78,9 +78,12 @@ def with_codec(
         choice
         for cost in candidates
         for start in starts
-        if (choice := by_links(start, topology, cost, allowed, cut)) is not None
+        if (choice := by_links(start, topology, cost, allowed)) is not None
     ]
     found.sort(key=lambda choice: choice.time_fs)
+    if cut:
+        finer = [cut_finer(choice, topology, allowed, should_stop) for choice in found[:MOST_POLISHED]]
+        found = sorted([*finer, *found], key=lambda choice: choice.time_fs)
     effort = Effort(
         round(CLOCKED_PER_WALL * request.time_limit_s / MOST_POLISHED),
         DETERMINISTIC_PER_WALL * request.time_limit_s / MOST_POLISHED,
