@@ -24,6 +24,7 @@ class CodecCost:
     encode_beta_us_per_mb: Fraction  # per MB of values, not of coded bytes; so for decode
     decode_alpha_us: Fraction
     decode_beta_us_per_mb: Fraction
+    source: str = ""  # on which values and ranks it was measured
 
 
 def fault_of_codecs(costs: Sequence[CodecCost]) -> str | None:

@@ -99,6 +99,7 @@ def _codecs(values: Values) -> tuple[CodecCost, ...]:
                 encode_beta_us_per_mb=entry["encode"]["beta"],
                 decode_alpha_us=entry["decode"]["alpha"],
                 decode_beta_us_per_mb=entry["decode"]["beta"],
+                source=entry.get("source", ""),
             )
         )
     return tuple(found)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from fractions import Fraction
 
 from taccl.profiles.codec_cost import CodecCost
@@ -33,9 +33,7 @@ def write_topology(topology: Topology, description: str = "") -> str:
     if topology.reduce_alpha_us or topology.reduce_beta_us_per_mb:
         alpha, beta = number_text(topology.reduce_alpha_us), number_text(topology.reduce_beta_us_per_mb)
         lines.append(f"reduce: {{alpha: {alpha}, beta: {beta}}}")
-    if topology.codecs:
-        lines.append("codecs:  # alpha in us, beta in us/MB of values, frame in bytes of a chunk")
-        lines += [f"  - {{{_codec(cost)}}}" for cost in topology.codecs]
+    lines += codec_lines(topology.codecs)
     if classes:
         lines.append("classes:  # alpha and occupancy in us, beta in us/MB")
         lines += [f"  {name}: {{{_class(name, key)}}}" for key, name in classes.items()]
@@ -107,6 +105,14 @@ def _class(name: str, key: _Key) -> str:
     return ", ".join(parts)
 
 
+def codec_lines(costs: Sequence[CodecCost]) -> list[str]:
+    """The lines of `codecs` in a profile; none for none."""
+    if not costs:
+        return []
+    head = "codecs:  # alpha in us, beta in us/MB of values, frame in bytes of a chunk"
+    return [head, *(f"  - {{{_codec(cost)}}}" for cost in costs)]
+
+
 def _codec(cost: CodecCost) -> str:
     encode = _coding(cost.encode_alpha_us, cost.encode_beta_us_per_mb)
     decode = _coding(cost.decode_alpha_us, cost.decode_beta_us_per_mb)
@@ -119,6 +125,8 @@ def _codec(cost: CodecCost) -> str:
         f"encode: {{{encode}}}",
         f"decode: {{{decode}}}",
     ]
+    if cost.source:
+        parts.append(f"source: {scalar_text(cost.source)}")
     return ", ".join(parts)
 
 

@@ -237,6 +237,7 @@ CODEC = Record(
         ),
         "encode": Field(_CODING, "coding a chunk", required=True),
         "decode": Field(_CODING, "decoding a chunk, or decoding and adding it to a sum", required=True),
+        "source": Field(Text(), "on which values and ranks it was measured"),
     },
     "a codec on values of one type",
 )

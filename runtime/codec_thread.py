@@ -12,6 +12,7 @@ from __future__ import annotations
 import heapq
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -36,11 +37,17 @@ class Inline:
 
 
 class CodecThread:
-    """A port whose messages are pieces of work. Close it."""
+    """A port whose messages are pieces of work. Close it.
+
+    notes: gets of each piece that is finished its number among those that were made, when it was handed over, and when
+    the executor learned that it is finished (perf_counter).
+    """
 
     idle = None
 
-    def __init__(self) -> None:
+    def __init__(self, notes: list[tuple[int, float, float]] | None = None) -> None:
+        self._notes = notes
+        self._made = 0
         self.busy = 0  # pieces that are handed over and not finished
         self._waiting: list[tuple[bool, int, _Piece]] = []
         self._count = 0
@@ -62,9 +69,12 @@ class CodecThread:
 
     def message(self, work: Work, urgent: bool) -> Message:
         """A piece of work that can be started once in every run. urgent: other work waits for it."""
-        piece = _Piece(work)
+        piece = _Piece(work, self._made)
+        self._made += 1
 
         def start() -> None:
+            if self._notes is not None:
+                piece.given_s = time.perf_counter()
             self.busy += 1
             self._count += 1
             heapq.heappush(self._waiting, (not urgent, self._count, piece))
@@ -84,6 +94,8 @@ class CodecThread:
         if piece.error is not None:
             raise piece.error
         self._done.add(piece)
+        if self._notes is not None:
+            self._notes.append((piece.number, piece.given_s, time.perf_counter()))
 
     def poll(self, tokens: list[Any]) -> Sequence[int] | None:
         """Places of what is finished. Raises what the work raised."""
@@ -111,10 +123,12 @@ class CodecThread:
 class _Piece:
     """Work, and what it raised."""
 
-    __slots__ = ("error", "work")
+    __slots__ = ("error", "given_s", "number", "work")
 
-    def __init__(self, work: Callable[[Scratch], object]) -> None:
+    def __init__(self, work: Callable[[Scratch], object], number: int) -> None:
         self.work = work
+        self.number = number
+        self.given_s = 0.0
         self.error: BaseException | None = None
 
 

@@ -59,7 +59,7 @@ def fingerprint(topology: Topology, links: LinkTable) -> str:
         "links": len(links),
     }
     if topology.codecs:
-        head["codecs"] = [[str(value) for value in astuple(cost)] for cost in topology.codecs]
+        head["codecs"] = [[str(value) for value in astuple(cost)[:-1]] for cost in topology.codecs]
     found = hashlib.sha256(json.dumps(head, sort_keys=True).encode())
     used = [column for column in links.ports.T if (column >= 0).any()]
     for column in (links.src, links.dst, place[numbers], *used):

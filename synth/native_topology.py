@@ -149,7 +149,8 @@ def _codec(cost: CodecCost) -> str:
         f'"encode_alpha_us": {_number(cost.encode_alpha_us)}, '
         f'"encode_beta_us_per_mb": {_number(cost.encode_beta_us_per_mb)}, '
         f'"decode_alpha_us": {_number(cost.decode_alpha_us)}, '
-        f'"decode_beta_us_per_mb": {_number(cost.decode_beta_us_per_mb)}}}'
+        f'"decode_beta_us_per_mb": {_number(cost.decode_beta_us_per_mb)}, '
+        f'"source": {json.dumps(cost.source)}}}'
     )
 
 
@@ -171,6 +172,7 @@ def _codecs(place: Place) -> tuple[CodecCost, ...]:
                 encode_beta_us_per_mb=_not_negative(entry.at("encode_beta_us_per_mb")),
                 decode_alpha_us=_not_negative(entry.at("decode_alpha_us")),
                 decode_beta_us_per_mb=_not_negative(entry.at("decode_beta_us_per_mb")),
+                source=entry.at("source").text() if "source" in entry.mapping() else "",
             )
         )
     return tuple(found)

@@ -61,7 +61,7 @@ def two_nodes() -> Topology:
             CodecCost("q8", "float32", False, Fraction(197, 50), 112, Fraction(30), Fraction(250),
                       Fraction(61, 3), Fraction(0)),
             CodecCost("xw", "bfloat16", True, Fraction(10, 7), 88, Fraction(0), Fraction(9999),
-                      Fraction(1, 3), Fraction(2000)),
+                      Fraction(1, 3), Fraction(2000), "made up"),
         ),
     )  # fmt: skip
     made.check()

@@ -38,13 +38,23 @@ codecs:
     frame: 88
     encode: {alpha: 0, beta: 1000}
     decode: {alpha: 0.04ms, beta: 1ns/KB}
+    source: "normal values: 4 ranks"
 """  # noqa: E501
 
 Q8 = CodecCost(
     "q8", "float32", False, Fraction("3.94"), 112, Fraction(30), Fraction(250), Fraction(20), Fraction(100)
 )
 XW = CodecCost(
-    "xw", "bfloat16", True, Fraction(10, 7), 88, Fraction(0), Fraction(1000), Fraction(40), Fraction(1)
+    "xw",
+    "bfloat16",
+    True,
+    Fraction(10, 7),
+    88,
+    Fraction(0),
+    Fraction(1000),
+    Fraction(40),
+    Fraction(1),
+    "normal values: 4 ranks",
 )
 
 
@@ -60,7 +70,7 @@ def test_writing_is_canonical_and_reads_back() -> None:
         "  - {codec: q8, dtype: float32, lossless: false, ratio: 3.94, frame: 112, "
         "encode: {alpha: 30, beta: 250}, decode: {alpha: 20, beta: 100}}\n"
         "  - {codec: xw, dtype: bfloat16, lossless: true, ratio: 10/7, frame: 88, "
-        "encode: {alpha: 0, beta: 1000}, decode: {alpha: 40, beta: 1}}\n"
+        'encode: {alpha: 0, beta: 1000}, decode: {alpha: 40, beta: 1}, source: "normal values: 4 ranks"}\n'
     )
     assert read_topology(text, "again.yaml").codecs == (Q8, XW)
 

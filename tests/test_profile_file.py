@@ -370,14 +370,18 @@ def topologies(draw: Any) -> Topology:
         for name in draw(st.lists(NAMES, unique=True, max_size=2 if ports else 0))
     )  # fmt: skip
     reduce = draw(st.tuples(RATES, RATES) | st.just((Fraction(0), Fraction(0))))
-    source = draw(st.text(st.characters(blacklist_categories=("Cs",)), max_size=40))
+    source = st.text(st.characters(blacklist_categories=("Cs",)), max_size=40)
     kinds = st.tuples(st.sampled_from(["q8", "bf16-xw", "no"]), st.sampled_from(DTYPE_NAMES))
     times = st.lists(st.one_of(st.just(Fraction(0)), RATES), min_size=4, max_size=4)
     codecs = tuple(
-        CodecCost(*kind, draw(st.booleans()), draw(RATES), draw(st.integers(0, 10**9)), *draw(times))
+        CodecCost(
+            *kind, draw(st.booleans()), draw(RATES), draw(st.integers(0, 10**9)), *draw(times), draw(source)
+        )
         for kind in draw(st.lists(kinds, unique=True, max_size=3))
     )
-    return Topology(draw(NAMES), tuple(nodes), tuple(links), ports, switches, nics, *reduce, source, codecs)
+    return Topology(
+        draw(NAMES), tuple(nodes), tuple(links), ports, switches, nics, *reduce, draw(source), codecs
+    )
 
 
 @given(topologies())

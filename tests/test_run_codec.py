@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -173,10 +172,9 @@ def test_what_does_not_go_with_a_plan_is_refused(asked, words):
 
 def test_a_file_without_values_of_the_type_is_refused(tmp_path):
     np.save(tmp_path / "ids.npy", np.arange(10))
-    settings = SimpleNamespace(dtypes=(DTYPES["int64"],))
-    found = read_data({"data": str(tmp_path / "ids.npy")}, settings)
+    found = read_data(str(tmp_path / "ids.npy"), (DTYPES["int64"],))
     assert found.values["int64"].tolist() == list(range(10))
     with pytest.raises(UsageError, match="nothing that can be run as float32"):
-        read_data({"data": str(tmp_path / "ids.npy")}, SimpleNamespace(dtypes=(DTYPES["float32"],)))
+        read_data(str(tmp_path / "ids.npy"), (DTYPES["float32"],))
     with pytest.raises(InvalidInput, match="No such file"):
-        read_data({"data": str(tmp_path / "none.npy")}, settings)
+        read_data(str(tmp_path / "none.npy"), (DTYPES["int64"],))

@@ -131,7 +131,7 @@ class _Regression:
 
 
 def _regress(points: Sequence[Point], names: Sequence[str], known: Mapping[str, float]) -> _Regression:
-    """Weighted least squares on relative errors with Tukey's bisquare weights, iterated to rest.
+    """The regression of link trials.
 
     names: the unknowns; one that no point shows is left out. known: parts of the model with given values.
     """
@@ -142,29 +142,59 @@ def _regress(points: Sequence[Point], names: Sequence[str], known: Mapping[str, 
         "offset": [float(p.trial.acks) for p in points],
     }
     names = [name for name in names if any(columns[name])]
-    times = np.array([max(point.time_us, 1e-3) for point in points])
     design = np.array([columns[name] for name in names]).T
     given = sum((value * np.array(columns[name]) for name, value in known.items()), np.zeros(len(points)))
+    found = regress(design, np.array([point.time_us for point in points]), given)
+    return _Regression(
+        value=dict(zip(names, found.solution, strict=True)),
+        half_width=dict(zip(names, found.half_width, strict=True)),
+        squares=found.squares,
+        kept=found.kept,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Regression:
+    """What times say about unknowns in which they are linear."""
+
+    solution: tuple[float, ...]
+    half_width: tuple[float, ...]  # of the 95 % intervals
+    squares: float  # weighted sum of squared relative residuals
+    kept: float  # sum of weights: how many times count
+
+    @property
+    def residual(self) -> float:
+        """Relative, root mean square over the times that the fit kept."""
+        return math.sqrt(self.squares / max(self.kept, 1e-12))
+
+
+def regress(design: Array, times_us: Array, given_us: Array | float = 0.0) -> Regression:
+    """Weighted least squares on relative errors with Tukey's bisquare weights, iterated to rest.
+
+    design: (times, unknowns). given_us: known parts of the times. Raises ValueError when the unknowns cannot be told
+    apart.
+    """
+    times = np.maximum(times_us, 1e-3)
     # Relative errors, so that every size has an equal say; scaled columns, so that units do not matter.
-    target = (times - given) / times
+    target = (times - given_us) / times
     relative = design / times[:, None]
     norms = np.linalg.norm(relative, axis=0)
     scaled = relative / norms
-    unknowns = len(names)
+    unknowns = design.shape[1]
     if np.linalg.matrix_rank(scaled, tol=1e-6) < unknowns:
         raise ValueError("the trials of a link need at least two message sizes")
-    weights = np.ones(len(points))
+    weights = np.ones(len(times))
     solution = _least_absolute(scaled, target)
     for _ in range(50):
         residuals = np.abs(target - scaled @ solution)
         # As many points as unknowns can be met exactly; they say nothing about the noise.
-        scale = _MAD * float(np.median(np.sort(residuals)[min(unknowns, len(points) - 1) :]))
+        scale = _MAD * float(np.median(np.sort(residuals)[min(unknowns, len(times) - 1) :]))
         if scale < _EXACT:
             weights = (residuals < 1e3 * _EXACT).astype(float)
         else:
             weights = (1 - np.clip(residuals / (_TUKEY * scale), 0, 1) ** 2) ** 2
         if np.linalg.matrix_rank(scaled * weights[:, None], tol=1e-6) < unknowns:
-            weights = np.ones(len(points))
+            weights = np.ones(len(times))
         root = np.sqrt(weights)
         before = solution
         solution = np.linalg.lstsq(scaled * root[:, None], target * root, rcond=None)[0]
@@ -175,9 +205,9 @@ def _regress(points: Sequence[Point], names: Sequence[str], known: Mapping[str, 
     freedom = max(1.0, kept - unknowns)
     covariance = squares / freedom * np.linalg.pinv((scaled * weights[:, None]).T @ scaled)
     half = _student95(freedom) * np.sqrt(np.maximum(np.diag(covariance), 0)) / norms
-    return _Regression(
-        value={name: float(x) for name, x in zip(names, solution / norms, strict=True)},
-        half_width={name: float(x) for name, x in zip(names, half, strict=True)},
+    return Regression(
+        solution=tuple(float(x) for x in solution / norms),
+        half_width=tuple(float(x) for x in half),
         squares=squares,
         kept=kept,
     )

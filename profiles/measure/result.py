@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 from statistics import median
 from typing import Any
 
+from taccl.profiles.measure.codec_fit import CodecFit, codec_document
 from taccl.profiles.measure.contention import FoundPort
+from taccl.profiles.measure.rounding import or_none, rounded
 from taccl.profiles.measure.survey import Survey
 from taccl.profiles.schema import MIN_BETA_US_PER_MB, MIN_TIME_US
 from taccl.profiles.topology import Link, Measurement, Nic, Port, Switch, Topology
 
 _EQUAL = 1.15  # ports of a kind whose betas differ by less, neighbour to neighbour, are equal
 _LEAST_BETA = Fraction(1, 1000)  # us/MB, 1 PB/s: faster than anything that can be told from zero
-
-
-def rounded(value: float) -> Fraction:
-    """Four significant digits; what is measured is not known better. Exact as a decimal fraction."""
-    return Fraction(f"{value:.4g}")
-
-
-def _or_none(value: float, least: Fraction) -> Fraction:
-    """`rounded`; what a fit leaves below the least that a profile can state is nothing."""
-    return rounded(value) if value >= least else Fraction(0)
 
 
 def topology(found: Survey, name: str, source: str) -> Topology:
@@ -35,7 +28,7 @@ def topology(found: Survey, name: str, source: str) -> Topology:
             crossing.setdefault(link, []).append(index)
     links = []
     for cls in found.classes:
-        alpha = _or_none(cls.fit.alpha_us, MIN_TIME_US)
+        alpha = or_none(cls.fit.alpha_us, MIN_TIME_US)
         measured = Measurement(
             samples=cls.fit.samples,
             residual=float(rounded(cls.fit.residual)),
@@ -49,7 +42,7 @@ def topology(found: Survey, name: str, source: str) -> Topology:
                     dst=dst,
                     alpha_us=alpha,
                     beta_us_per_mb=max(rounded(cls.fit.beta_us_per_mb), _LEAST_BETA),
-                    occupancy_us=min(alpha, _or_none(cls.fit.occupancy_us, MIN_TIME_US)),
+                    occupancy_us=min(alpha, or_none(cls.fit.occupancy_us, MIN_TIME_US)),
                     ports=tuple(crossing.get((src, dst), ())),
                     kind=cls.name,
                     measured=measured,
@@ -64,8 +57,8 @@ def topology(found: Survey, name: str, source: str) -> Topology:
         ),
         switches=_switches(found),
         nics=_nics(ports),
-        reduce_alpha_us=_or_none(found.reduce_alpha_us, MIN_TIME_US),
-        reduce_beta_us_per_mb=_or_none(found.reduce_beta_us_per_mb, MIN_BETA_US_PER_MB),
+        reduce_alpha_us=or_none(found.reduce_alpha_us, MIN_TIME_US),
+        reduce_beta_us_per_mb=or_none(found.reduce_beta_us_per_mb, MIN_BETA_US_PER_MB),
         source=source,
     )
     result.check()
@@ -112,8 +105,8 @@ def _nics(ports: list[FoundPort]) -> tuple[Nic, ...]:
     )
 
 
-def document(found: Survey, result: Topology) -> dict[str, Any]:
-    """What `taccl profile --json` prints: classes, ports and every pair's own fit."""
+def document(found: Survey, result: Topology, codecs: Sequence[CodecFit] = ()) -> dict[str, Any]:
+    """What `taccl profile --json` prints: classes, ports and every pair's own fit, and what codecs cost."""
     return {
         "schema": "taccl/measure/v1",
         "name": result.name,
@@ -137,6 +130,7 @@ def document(found: Survey, result: Topology) -> dict[str, Any]:
             {"name": port.name, "kind": port.kind, "beta_us_per_mb": float(port.beta_us_per_mb)}
             for port in result.ports
         ],
+        "codecs": [codec_document(fit) for fit in codecs],
         "pairs": [
             {
                 "src": src,

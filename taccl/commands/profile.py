@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from taccl.commands.completion import files
+from taccl.commands.completion import files, topologies
 from taccl.commands.options import Name, Quantity, print_json, write_output
 from taccl.commands.run import Size
 from taccl.errors import EnvironmentProblem, TacclError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
+    from taccl.profiles.measure.codec_fit import CodecFit
     from taccl.profiles.measure.mpi_prober import MpiProber
 
 _LEAST_BYTES, _MOST_BYTES = 1 << 10, 1 << 28
@@ -61,9 +62,7 @@ class Sizes(click.ParamType):  # type: ignore[type-arg]
     metavar="SIZE,SIZE,...",
     help="Message sizes for the bandwidth, e.g. 64K,256K,1M (default: chosen for each link).",
 )
-@click.option(
-    "--name", type=Name(), metavar="TEXT", default="measured", show_default=True, help="Name of the topology."
-)
+@click.option("--name", type=Name(), metavar="TEXT", help="Name of the topology.  [default: measured]")
 @click.option(
     "--deadline",
     type=Quantity("s", 0.1, 1e6),
@@ -72,9 +71,43 @@ class Sizes(click.ParamType):  # type: ignore[type-arg]
     metavar="S",
     help="Longest wait for one message in seconds; then the job ends and the silent rank is named.",
 )
+@click.option(
+    "--codecs",
+    metavar="NAMES",
+    help="Measure these codecs too, several with commas, or all: xw bf16 bf16-xw q8 fp8 zstd.",
+)
+@click.option(
+    "--dtype",
+    metavar="NAMES",
+    help="Types of values that --codecs are measured on, several with commas.  [default: float32]",
+)
+@click.option(
+    "--data",
+    metavar="FILE",
+    shell_complete=files,
+    help="Measure --codecs on the values of a .npy or .safetensors file, or of raw ones of the first --dtype.  "
+    "[default: normal values]",
+)
+@click.option(
+    "-t",
+    "--topology",
+    metavar="T",
+    shell_complete=topologies,
+    help="Measure no links: write this profile with --codecs in it.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print what was found as one JSON document.")
 def command(
-    output: str, device: str, quick: bool, sizes: tuple[int, ...], name: str, deadline: float, as_json: bool
+    output: str,
+    device: str,
+    quick: bool,
+    sizes: tuple[int, ...],
+    name: str | None,
+    deadline: float,
+    codecs: str | None,
+    dtype: str | None,
+    data: str | None,
+    topology: str | None,
+    as_json: bool,
 ) -> None:
     """Measure the links between ranks: latency, bandwidth, and what they share.
 
@@ -82,12 +115,28 @@ def command(
 
         mpiexec -n 8 taccl profile -o profile.yaml
 
-    Rank 0 writes the profile. Leave the machine alone meanwhile: what runs beside is measured too.
+    Rank 0 writes the profile. Leave the machine alone meanwhile: what runs beside is measured too. With --codecs the
+    ranks also code messages as `taccl run --codec` does, so that the profile says what that costs and gains.
     """
     from taccl.runtime import guard, mpi
 
     if as_json and output == "-":
         raise UsageError("--json and -o - both want stdout; name a file for the profile")
+    if codecs is not None:
+        from taccl.commands.profile_codecs import profile_codecs
+
+        if device == "cuda":
+            raise UsageError("--codecs work in host memory; leave out --device cuda")
+        if topology is not None and (sizes or name is not None):
+            raise UsageError("-t measures no links and keeps the name; leave out --sizes and --name")
+
+        def links(MPI: Any, costs: Sequence[CodecFit]) -> None:
+            _profile(MPI, _prober(MPI, "host", deadline), output, quick, sizes, name, as_json, costs)
+
+        profile_codecs(codecs, dtype, data, topology, output, quick, deadline, as_json, links)
+        return
+    if dtype is not None or data is not None or topology is not None:
+        raise UsageError("--dtype, --data and -t are for --codecs: name the codecs to measure")
     with guard.limited(deadline):
         MPI = mpi.load()
         if MPI.COMM_WORLD.Get_size() < 2:
@@ -140,9 +189,12 @@ def _profile(
     output: str,
     quick: bool,
     sizes: tuple[int, ...],
-    name: str,
+    name: str | None,
     as_json: bool,
+    codecs: Sequence[CodecFit] = (),
 ) -> None:
+    from dataclasses import replace
+
     from taccl.profiles.measure.result import document, topology
     from taccl.profiles.measure.survey import FULL, QUICK, survey
     from taccl.profiles.profile_file import write_topology
@@ -152,23 +204,25 @@ def _profile(
         prober.serve()
         return
     try:
-        _writable(output)
+        check_writable(output)
         library = mpi.library(MPI)
         about = f"measured over {library.name} {library.version}, {' and '.join(prober.memory)}"
         click.echo(f"taccl: {len(prober.hosts)} ranks, {about}", err=True)
         found = survey(prober, QUICK if quick else FULL, sizes, _progress())
     finally:
         prober.close()
-    result = topology(found, name, f"taccl profile: {about}")
+    measured = topology(found, name or "measured", f"taccl profile: {about}")
+    result = replace(measured, codecs=tuple(fit.cost for fit in codecs))
     write_output(output, write_topology(result))
+    described = document(found, result, codecs)
     if as_json:
-        print_json(document(found, result))
+        print_json(described)
     elif output != "-":
-        click.echo(_summary(document(found, result)))
+        click.echo("\n".join([_summary(described), *codec_table(described)]))
     click.echo(f"taccl: wrote {output}", err=True)
 
 
-def _writable(output: str) -> None:
+def check_writable(output: str) -> None:
     """Find out before a minute of measuring that the result cannot be written."""
     if output == "-":
         return
@@ -191,6 +245,22 @@ def _progress() -> Callable[[str, int, int], None]:
         click.echo(f"\r\x1b[K{text}", err=True, nl=False)
 
     return tell
+
+
+def codec_table(found: dict[str, Any]) -> list[str]:
+    """Lines of a table of codecs; none without any."""
+    if not found["codecs"]:
+        return []
+    lines = [
+        f"{'codec':<9}{'type':<10}{'ratio':>7}{'frame B':>9}{'encode us':>11}{'us/MB':>8}{'residual':>10}"
+        f"{'decode us':>11}{'us/MB':>8}{'residual':>10}"
+    ]
+    for codec in found["codecs"]:
+        columns = [f"{codec['codec']:<9}{codec['dtype']:<10}{codec['ratio']:>7.2f}{codec['frame_bytes']:>9}"]
+        for step in (codec["encode"], codec["decode"]):
+            columns.append(f"{step['alpha_us']:>11g}{step['beta_us_per_mb']:>8g}{step['residual']:>10.1%}")
+        lines.append("".join(columns))
+    return lines
 
 
 def _summary(found: dict[str, Any]) -> str:

@@ -233,7 +233,7 @@ def _run(job: Job, options: dict[str, Any]) -> bool:
     loaded, against, settings, topology = job.together(
         "the reading of the file", lambda: prepare(job, options)
     )
-    data = job.together("the reading of the data", lambda: read_data(options, settings))
+    data = job.together("the reading of the data", lambda: read_data(options["data"], settings.dtypes))
     program, collective = loaded.program, loaded.collective
     # Some options decide whether ranks meet again to speak in turn or to write.
     rival = None if against is None else fingerprint(against.program, (against.collective,))

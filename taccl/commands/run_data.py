@@ -1,4 +1,4 @@
-"""The values of `taccl run --data`."""
+"""The values of `taccl run --data` and `taccl profile --data`."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from taccl.errors import Diagnostic, InvalidInput, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
-    from taccl.runtime.bench_settings import Settings
+    from taccl.runtime.dtypes import DType
 
 LIMIT_BYTES = 64 << 20  # of one type; ranks start at different places and repeat them
 
@@ -23,7 +23,7 @@ class Data:
     digest: str
 
 
-def read_data(options: dict[str, Any], settings: Settings) -> Data | None:
+def read_data(path: str | None, dtypes: Sequence[DType]) -> Data | None:
     """The values for each type that is run; floats are rounded to it where the file has none of it.
 
     Raises UsageError when the file has nothing for a type, InvalidInput for one that cannot be read.
@@ -34,18 +34,17 @@ def read_data(options: dict[str, Any], settings: Settings) -> Data | None:
 
     from taccl.runtime.codecs.samples import read_samples
 
-    path = options["data"]
     if path is None:
         return None
     try:
-        samples, others = read_samples(path, settings.dtypes[0], LIMIT_BYTES)
+        samples, others = read_samples(path, dtypes[0], LIMIT_BYTES)
     except OSError as error:
         raise InvalidInput([Diagnostic(path, 0, 0, "R100", error.strerror or str(error))]) from error
     known = {sample.dtype.name: sample.values for sample in samples}
     floats = next((sample.values for sample in samples if not sample.dtype.integer), None)
     values: dict[str, Any] = {}
     digest = hashlib.sha256()
-    for dtype in settings.dtypes:
+    for dtype in dtypes:
         found = known.get(dtype.name, None if dtype.integer else floats)
         if found is None:
             raise UsageError(

@@ -1,0 +1,146 @@
+"""What coding costs a rank in place: pieces of work on the codec threads of all ranks while frames are on their way.
+
+Every rank codes chunks, sends the frames to the next rank and decodes those of the one before, or adds them to a sum:
+the plan, the frame memory, the codec thread and the transport that `taccl run --codec` has. A rank works on one piece
+after another. A piece takes from when it was handed over, or the piece before was finished, until the executor learns
+that it is finished, in wall-clock time: that is what the next message waits for, and what ranks take from each other
+that share cores, memory or the interpreter's lock is in it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from taccl.runtime.bind import Bound, Buffers, Compiled, compile_program
+from taccl.runtime.codec_thread import CodecThread
+from taccl.runtime.codecs import Codec
+from taccl.runtime.coded import Coding
+from taccl.runtime.compile import Operation
+from taccl.runtime.dtypes import DType
+from taccl.runtime.job import Job, Neighbours
+from taccl.runtime.layout import layout
+from taccl.runtime.paced import PacedTransport
+from taccl.runtime.shm import SharedMemoryTransport
+from taccl.runtime.transport import Transport
+from taccl.runtime.transports import MpiTransport
+from taccl.synth.collective import Collective, build
+from taccl.synth.program import Program, RankProgram, Step, Threadblock
+
+KINDS = ("encode", "decode", "accumulate")
+LEAST_CHUNKS, MOST_CHUNKS = 4, 32  # of one run
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class TrialTimes:
+    """Of all ranks, the same on each. times_us: (ranks, repeats, kinds) means of a piece of a run; wire_bytes: (ranks,)
+    means of a message."""
+
+    times_us: Array
+    wire_bytes: Array
+
+
+def trial(
+    job: Job,
+    neighbours: Neighbours,
+    codec: Codec,
+    dtype: DType,
+    values: Array,
+    chunk_bytes: int,
+    run_bytes: int,
+    repeats: int,
+) -> TrialTimes:
+    """Time the pieces of chunks of so many bytes; collective over the ranks of the job, at least two.
+
+    values: (n,) of `dtype`, which the ranks begin at different places and repeat. run_bytes: of values that a rank
+    codes in one run, within LEAST_CHUNKS and MOST_CHUNKS.
+    """
+    chunks = min(max(run_bytes // chunk_bytes, LEAST_CHUNKS), MOST_CHUNKS)
+    compiled = _compiled(job, neighbours, codec, chunks)
+    elements = chunk_bytes // dtype.bytes
+    first = job.rank * len(values) // job.ranks
+    mine = np.resize(np.roll(values, -first), chunks * elements)
+    shape = layout(compiled.collective, len(mine))
+    notes: list[tuple[int, float, float]] = []
+    coder = CodecThread(notes)
+    transport, empty = _transport(job, neighbours, compiled, chunk_bytes)
+    bound = job.together(
+        "the binding of the codec trial",
+        lambda: Bound(
+            compiled, job.rank, shape, Buffers(mine, np.zeros_like(mine)), dtype, None, transport,
+            empty=empty, marks=[], codec=codec, coder=coder,
+        ),
+    )  # fmt: skip
+    job.connect(bound)
+    kinds = [op.kind for op in compiled.plans[job.rank].operations if op.kind in KINDS]
+    found = np.zeros((repeats, len(KINDS)))
+    with np.errstate(all="ignore"):  # sums of the user's values may overflow
+        for turn in range(-1, repeats):  # the first run touches pages and opens connections
+            notes.clear()
+            bound.user.output[:] = 0
+            job.barrier()
+            job.run(bound)
+            if turn >= 0:
+                found[turn] = _means_us(kinds, notes)
+    sent = bound.executor.coded_bytes()[1] / chunks
+    bound.close()
+    transport.close()
+    coder.close()
+    record = np.append(found.reshape(-1), sent)
+    everyone = job.gather_bytes(record.view(np.uint8), "the codec trial").view(np.float64)
+    return TrialTimes(everyone[:, :-1].reshape(job.ranks, repeats, len(KINDS)), everyone[:, -1])
+
+
+def _means_us(kinds: list[str], notes: list[tuple[int, float, float]]) -> list[float]:
+    """The mean time of a piece of each kind, from the notes of one run in the order in which pieces were finished."""
+    total = dict.fromkeys(KINDS, 0.0)
+    before = 0.0
+    for number, given, finished in notes:
+        total[kinds[number]] += finished - max(given, before)
+        before = finished
+    return [total[kind] / kinds.count(kind) * 1e6 for kind in KINDS]
+
+
+def _compiled(job: Job, neighbours: Neighbours, codec: Codec, chunks: int) -> Compiled:
+    """The ring, in which every second decode is an addition."""
+    program, collective = _ring(job.ranks, chunks)
+    coding = Coding(None, codec.lossless)
+    compiled = compile_program(program, collective, False, [job.rank], nodes=neighbours.nodes, coding=coding)
+    plan, decodes, operations = compiled.plans[job.rank], 0, list[Operation]()
+    for op in compiled.plans[job.rank].operations:
+        decodes += op.kind == "decode"
+        adds = op.kind == "decode" and decodes % 2 == 0
+        operations.append(replace(op, kind="accumulate", src=op.dst) if adds else op)
+    return replace(compiled, plans={job.rank: replace(plan, operations=tuple(operations))})
+
+
+def _ring(ranks: int, chunks: int) -> tuple[Program, Collective]:
+    """Every rank sends its chunks to the next one, each as a message of its own."""
+    steps = tuple(Step(kind, "i", chunk, "o", chunk, 1) for chunk in range(chunks) for kind in ("s", "r"))
+    gpus = tuple(
+        RankProgram(
+            rank, chunks, chunks, 0, (Threadblock(0, (rank + 1) % ranks, (rank - 1) % ranks, 0, steps),)
+        )
+        for rank in range(ranks)
+    )
+    program = Program("codec-trial", "sendrecv", "Simple", 1, chunks, ranks, False, True, 0, 2**40, gpus)
+    return program, build("sendrecv", ranks, chunks)
+
+
+def _transport(
+    job: Job, neighbours: Neighbours, compiled: Compiled, chunk_bytes: int
+) -> tuple[Transport, Any]:
+    """As `taccl run` has it by default: shared memory within nodes where there is some, paced MPI between them."""
+    over_mpi = MpiTransport(job.MPI, job.data, chunk_bytes)
+    between: Transport = over_mpi
+    if len(set(neighbours.nodes)) > 1:
+        between = PacedTransport(job.MPI, over_mpi, job.receipts, neighbours.nodes)
+    if not any(len(node) > 1 for node in neighbours.sharing):
+        return between, None
+    node = neighbours.sharing[job.rank]
+    transport = SharedMemoryTransport(job.memory, job.rank, node, compiled.messages, between)
+    return transport, job.memory.empty

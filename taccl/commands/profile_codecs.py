@@ -1,0 +1,205 @@
+"""`taccl profile --codecs`: what codecs cost and gain on the ranks of a job."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from taccl.commands.options import print_json, write_output
+from taccl.commands.run_data import read_data
+from taccl.errors import EnvironmentProblem, UsageError
+
+if TYPE_CHECKING:
+    from taccl.profiles.measure.codec_fit import CodecFit
+    from taccl.runtime.codecs import Codec
+    from taccl.runtime.dtypes import DType
+    from taccl.runtime.job import Job
+
+SAMPLE_BYTES = 16 << 20  # of normal values
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How much is spent on each codec and type."""
+
+    chunk_bytes: tuple[int, ...]
+    run_bytes: int  # of values that a rank codes in one run, about
+    repeats: int
+
+
+QUICK = Effort((64 << 10, 256 << 10, 1 << 20), 4 << 20, 3)
+FULL = Effort((64 << 10, 256 << 10, 1 << 20, 4 << 20), 16 << 20, 7)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What to measure: codecs that take their types, values by type, words on what is left out."""
+
+    pairs: tuple[tuple[Codec, DType], ...]
+    values: dict[str, Any]
+    origin: str  # of the values
+    digest: str
+    left_out: tuple[str, ...]
+
+
+def profile_codecs(
+    names: str,
+    dtypes: str | None,
+    data: str | None,
+    topology: str | None,
+    output: str,
+    quick: bool,
+    deadline_s: float,
+    as_json: bool,
+    links: Callable[[Any, Sequence[CodecFit]], None],
+) -> None:
+    """Measure codecs, then `links` (every rank calls it with what was found), or write the given topology with them."""
+    from taccl.commands.profile import check_writable
+    from taccl.runtime.job import Job
+
+    with Job(deadline_s) as job:
+
+        def prepare() -> tuple[Request, str]:
+            if job.ranks < 2:
+                raise UsageError(
+                    "taccl profile --codecs measures ranks that code and send at the same time and was started with "
+                    "one; start it as: mpiexec -n 4 taccl profile --codecs xw,q8 -o profile.yaml"
+                )
+            if job.rank == 0:
+                check_writable(output)
+            return request(names, dtypes, data), "" if topology is None else _profile_text(
+                topology, job.ranks
+            )
+
+        asked, text = job.together("the reading of the options", prepare)
+        said = ([(codec.name, dtype.name) for codec, dtype in asked.pairs], asked.digest, quick, text, output)
+        job.agree_on(
+            hashlib.sha256(repr(said).encode()).digest(),
+            "choice of codecs, values or topology, or has other options,",
+        )
+        if job.rank == 0:
+            for line in asked.left_out:
+                click.echo(f"taccl: {line}", err=True)
+        found = measure(job, asked, quick)
+        if topology is None:
+            links(job.MPI, found)
+        else:
+            job.together(
+                "the writing of the profile",
+                lambda: _write(job, topology, text, found, output, as_json) if job.rank == 0 else None,
+            )
+
+
+def request(names: str, dtypes: str | None, data: str | None) -> Request:
+    """What the options ask for. Raises UsageError, InvalidInput for the file, EnvironmentProblem without a package."""
+    from taccl.runtime.codecs import CODECS, zstd
+    from taccl.runtime.codecs.samples import synthetic
+    from taccl.runtime.dtypes import select_dtypes
+
+    every = [name for name in CODECS if name != "raw"]
+    chosen = every if names == "all" else list(dict.fromkeys(names.split(",")))
+    types = select_dtypes(dtypes or "float32")
+    left_out = []
+    for name in chosen:
+        if name not in every:
+            raise UsageError(f"--codecs {name!r}: unknown; known: {', '.join(every)}, all")
+    if "zstd" in chosen:
+        try:
+            zstd.load()
+        except EnvironmentProblem as problem:
+            if names != "all":
+                raise
+            chosen.remove("zstd")
+            left_out.append(str(problem))
+    pairs = []
+    for name in chosen:
+        for dtype in types:
+            if dtype.name in CODECS[name].dtypes:
+                pairs.append((CODECS[name], dtype))
+            else:
+                left_out.append(f"{name} takes {', '.join(CODECS[name].dtypes)}; not {dtype.name}: left out")
+    if not pairs:
+        raise UsageError(f"--codecs: nothing to measure: {'; '.join(left_out)}")
+    used = list({dtype.name: dtype for _, dtype in pairs}.values())
+    given = read_data(data, used)
+    if given is not None:
+        values, origin, digest = dict(given.values), Path(str(data)).name, given.digest
+    else:
+        for dtype in used:
+            if dtype.integer:
+                raise UsageError(
+                    f"{dtype.name} needs --data: how small integers become depends on them alone"
+                )
+        values = {dtype.name: synthetic(dtype, SAMPLE_BYTES).values for dtype in used}
+        origin, digest = "normal values", ""
+    return Request(tuple(pairs), values, origin, digest, tuple(left_out))
+
+
+def measure(job: Job, asked: Request, quick: bool) -> list[CodecFit]:
+    """What was found, in order of codec and type, the same on every rank; collective."""
+    import numpy as np
+
+    from taccl.profiles.measure.codec_fit import CodecTimes, fit_codec
+    from taccl.runtime.codec_trial import trial
+
+    neighbours = job.share_memory()
+    nodes = len(set(neighbours.nodes))
+    source = f"{asked.origin}, {job.ranks} ranks on {nodes} node{'s' if nodes > 1 else ''}"
+    effort = QUICK if quick else FULL
+    sizes = effort.chunk_bytes
+    found = []
+    for codec, dtype in sorted(asked.pairs, key=lambda pair: (pair[0].name, pair[1].name)):
+        values = asked.values[dtype.name]
+        trials = [
+            trial(job, neighbours, codec, dtype, values, size, effort.run_bytes, effort.repeats)
+            for size in sizes
+        ]
+        times = CodecTimes(
+            codec.name, dtype.name, codec.lossless, source, neighbours.nodes, sizes,
+            np.stack([one.times_us for one in trials], axis=1),
+            np.stack([one.wire_bytes for one in trials], axis=1),
+        )  # fmt: skip
+        found.append(fit_codec(times))
+    return found
+
+
+def _profile_text(topology: str, ranks: int) -> str:
+    """The text of a profile file, or of a bundled topology. Raises UsageError for one of other ranks."""
+    from taccl.profiles.load import library_names, load_topology
+    from taccl.profiles.profile_file import write_topology
+    from taccl.profiles.yaml_reader import read_text
+
+    loaded = load_topology(topology)
+    if loaded.ranks != ranks:
+        raise UsageError(
+            f"-t {topology} has {loaded.ranks} ranks and this job {ranks}; start it with: mpiexec -n {loaded.ranks} "
+            f"taccl profile -t {topology} ..."
+        )
+    bundled = topology.partition(":")[0] in library_names()
+    return write_topology(loaded) if bundled else read_text(topology)
+
+
+def _write(job: Job, topology: str, text: str, found: Sequence[CodecFit], output: str, as_json: bool) -> None:
+    from taccl.commands.profile import codec_table
+    from taccl.profiles.codec_merge import with_codecs
+    from taccl.profiles.measure.codec_fit import codec_document
+    from taccl.profiles.profile_file import read_topology
+
+    made = with_codecs(text, topology, [fit.cost for fit in found])
+    write_output(output, made)
+    document = {
+        "schema": "taccl/measure/v1",
+        "name": read_topology(made, topology).name,
+        "ranks": job.ranks,
+        "codecs": [codec_document(fit) for fit in found],
+    }
+    if as_json:
+        print_json(document)
+    elif output != "-":
+        click.echo("\n".join(codec_table(document)))
+    click.echo(f"taccl: wrote {output}", err=True)
