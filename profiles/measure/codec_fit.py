@@ -1,7 +1,8 @@
 """Alpha and beta of coding and decoding, and the length of frames, from trials of several chunk sizes.
 
-Times are linear in the bytes of a chunk's values, and so are the bytes on the wire: frame + bytes / ratio. The same
-robust regression as that of links takes the means of all runs, so a run that other work disturbed drops out.
+Times are linear in the bytes of a chunk's values, and so are the bytes on the wire: frame + bytes / ratio. Other work
+on the machine only ever adds time, while what the ranks take from each other is in every run: so the faster half of
+the runs of each size counts, as with links, and goes into their robust regression.
 
 Every rank gets a fit. The profile takes the slowest node's median rank, by the time of a chunk of 1 MB: a collective
 ends with its slowest rank, so a slow host must count; but which of the ranks of one host was slow in one measurement is
@@ -72,9 +73,11 @@ class CodecFit:
 def fit_codec(times: CodecTimes) -> CodecFit:
     """The costs of a codec. Raises ValueError with chunks of one size only."""
     ranks, _, repeats, _ = times.times_us.shape
-    sizes = np.repeat(np.array(times.chunk_bytes, float), repeats)
+    half = (repeats + 1) // 2
+    calm = np.sort(times.times_us, axis=2)[:, :, :half]
+    sizes = np.repeat(np.array(times.chunk_bytes, float), half)
     steps = tuple(
-        tuple(_fit_step(rank, sizes, times.times_us[rank, :, :, step].reshape(-1)) for rank in range(ranks))
+        tuple(_fit_step(rank, sizes, calm[rank, :, :, step].reshape(-1)) for rank in range(ranks))
         for step in range(len(STEPS))
     )
     encode, *others = (_of_slowest_node(fits, times.nodes) for fits in steps)

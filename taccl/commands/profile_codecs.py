@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from taccl.runtime.job import Job
 
 SAMPLE_BYTES = 16 << 20  # of normal values
+MOST_RESIDUAL = 0.2  # relative; above it there is a warning
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +87,9 @@ def profile_codecs(
             for line in asked.left_out:
                 click.echo(f"taccl: {line}", err=True)
         found = measure(job, asked, quick)
+        if job.rank == 0:
+            for line in warnings(found):
+                click.echo(f"taccl: {line}", err=True)
         if topology is None:
             links(job.MPI, found)
         else:
@@ -166,6 +170,16 @@ def measure(job: Job, asked: Request, quick: bool) -> list[CodecFit]:
         )  # fmt: skip
         found.append(fit_codec(times))
     return found
+
+
+def warnings(found: Sequence[CodecFit]) -> list[str]:
+    """Words on numbers that decisions should not rest on."""
+    return [
+        f"warning: {fit.cost.codec} on {fit.cost.dtype}: times of coding or decoding are {worst:.0%} off their line; "
+        "the machine was busy, measure again while it does nothing else"
+        for fit in found
+        if (worst := max(fit.encode.residual, fit.decode.residual)) > MOST_RESIDUAL
+    ]
 
 
 def _profile_text(topology: str, ranks: int) -> str:
