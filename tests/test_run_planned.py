@@ -79,6 +79,7 @@ def test_the_last_hop_of_a_chain(planned):
         f"{plan['coded_messages']} of {plan['messages']}" == count and plan["size_bytes"] == made.size_bytes
     )
     assert plan["time_us"] == plan["uncoded_time_us"] == us(made.time_fs) > 0
+    assert document["results"][0]["predicted_time_us"] is None  # the plan is for another size
     assert mode["nwrong"] == 0 and mode["max_error"] > 0
     elements = 240000 // 4 // 3
     saved = chunks * (4 * elements - most_bytes(CODECS["q8"], DTYPES["float32"], elements))
@@ -100,6 +101,7 @@ def test_one_border_of_an_allgather_without_loss(planned, tmp_path):
     assert all(
         mode["nwrong"] == 0 for row in document["results"] for mode in (row["in_place"], row["out_of_place"])
     )
+    assert [row["predicted_time_us"] is None for row in document["results"]] == [False, True, True]
     assert raw["coded_value_bytes"] == 0 and raw["max_error"] == xw["max_error"] == 0 < bf16["max_error"]
     assert xw["coded_value_bytes"] == bf16["coded_value_bytes"] == chunks * (400 * 1024 // 8)
     assert 1.1 < xw["wire_ratio"] < 1.3 and 1.9 < bf16["wire_ratio"] < 2
@@ -107,9 +109,11 @@ def test_one_border_of_an_allgather_without_loss(planned, tmp_path):
 
 def test_results_of_sums_that_some_ranks_get_coded(planned):
     topology = two_nodes()
-    made = timed(topology, build("allreduce", 4), "direct")
+    made = timed(topology, build("allreduce", 4), "direct", 400 * 1024)
     path, count, chunks = planned(made, topology, lambda m: m.op == "copy" and NODES[m.src] != NODES[m.dst])
     ended = taccl(4, "run", path, "-b", "400K", "-e", "400K", *FAST, "-o", "sum,max", "--json", "-")
+    predicted = {row["predicted_time_us"] for row in json.loads(ended.out)["results"]}
+    assert predicted == {us(made.time_fs)}
     _, modes = outcome(ended)
     assert f"coded: q8, {count}\n" in ended.err and count == "8 of 24"
     assert all(mode["nwrong"] == 0 and mode["max_error"] > 0 for mode in modes)

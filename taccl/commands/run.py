@@ -12,7 +12,7 @@ import click
 from taccl.commands.completion import files, topologies
 from taccl.commands.options import Quantity
 from taccl.commands.run_data import read_data
-from taccl.commands.run_prepare import predictor, prepare, with_transport
+from taccl.commands.run_prepare import prediction, predictor, prepare, with_transport
 from taccl.commands.run_report import calibrated, document, preamble, say_devices, write
 from taccl.program_file import collective_options
 
@@ -257,7 +257,11 @@ def _run(job: Job, options: dict[str, Any]) -> bool:
     reports: list[Calibration | None] = []
     values_of = None if data is None else data.values
     for row in measure(job, loaded, settings, neighbours, against, values_of):
-        predicted = predict(row.size_bytes) if predict is not None and first else None
+        predicted = (
+            prediction(row, predict, None if options["topology"] else loaded.planned, settings)
+            if first
+            else None
+        )
         rows.append((row, predicted))
         if first:
             text = table.line(row, name, ranks, settings.reference, predicted, table.codes(settings))

@@ -105,7 +105,9 @@ def check_codecs(
         return
     # Refused before the device is looked for; `auto` means the host here.
     if options["device"] == "cuda":
-        raise UsageError(f"{by} {names[-1]} codes messages in host memory; leave out --device cuda")
+        raise UsageError(
+            f"{by} {names[-1]}, and codecs work in host memory: leave out --device cuda, or give --codec raw"
+        )
     if options["calibrate"]:
         raise UsageError(
             "--calibrate compares with a model of messages that are not coded; leave out --codec, or give --codec raw "

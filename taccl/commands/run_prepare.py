@@ -12,9 +12,10 @@ from taccl.streams import check_stdout
 if TYPE_CHECKING:
     from taccl.profiles.topology import Topology
     from taccl.program_file import ProgramFile
-    from taccl.runtime.bench import Loaded
+    from taccl.runtime.bench import Loaded, Row
     from taccl.runtime.bench_settings import Settings
     from taccl.runtime.job import Job, Neighbours
+    from taccl.runtime.planned import Planned
     from taccl.synth.collective import Collective
     from taccl.synth.program import Program
 
@@ -213,6 +214,24 @@ def _check_shared(job: Job, settings: Settings, found: Neighbours) -> None:
         raise EnvironmentProblem(
             "--transport shm needs all ranks on one node; auto takes shared memory within nodes and MPI between them"
         )
+
+
+def prediction(
+    row: Row, predict: Callable[[int], float] | None, plan: Planned | None, settings: Settings
+) -> float | None:
+    """What the model says of a row in us, None for nothing. plan: that is followed, on its own cluster.
+
+    Coded rows are predicted as if nothing were coded, but for the planned ones: those are where the plan was made.
+    """
+    if predict is None or settings.codec_links != "planned" or row.codec == "raw":
+        return None if predict is None else predict(row.size_bytes)
+    if plan is None or (row.codec, row.size_bytes, settings.codec_at) != (
+        plan.codec,
+        plan.size_bytes,
+        "collective",
+    ):
+        return None
+    return plan.time_us
 
 
 def predictor(
