@@ -9,6 +9,7 @@ from taccl.errors import Infeasible, Interrupted, NoSolutionInTime, UsageError
 from taccl.profiles.codec_cost import CodecCost
 from taccl.profiles.topology import Topology
 from taccl.synth.algorithm import Algorithm
+from taccl.synth.bounds.large import EXPLICIT_RANKS
 from taccl.synth.candidates import obeys
 from taccl.synth.check_algorithm import check_algorithm
 from taccl.synth.coding.bound import coded_bound, shortened
@@ -63,8 +64,8 @@ def with_codec(
 ) -> Algorithm | None:
     """The quickest schedule found with coded messages and its plan; None where none beats `uncoded_fs`.
 
-    uncoded: the best schedule without a codec, from which the search starts. Half of the request's limit is spent on
-    other routes at most. The schedule is one that can be lowered; its plan is that of the program's own order.
+    uncoded: the best schedule without a codec in the order of its program, from which the search starts. The schedule is
+    one that can be lowered; its plan is that of the program's own order.
     """
     topology, restrictions = request.topology, request.restrictions
     if not candidates or len(uncoded.messages) > MOST_MESSAGES:
@@ -95,7 +96,7 @@ def with_codec(
     for choice in sorted([*best, *found], key=lambda choice: choice.time_fs):
         if choice.time_fs >= WORTHWHILE * uncoded_fs:
             return None
-        kept = _as_lowered(choice, topology)
+        kept = choice if choice.algorithm is uncoded else _as_lowered(choice, topology)
         if kept is None or kept.time_fs >= WORTHWHILE * uncoded_fs:
             continue
         bound = coded_bound(topology, builder(request)(1), request.size_bytes, kept.cost)
@@ -118,6 +119,8 @@ def _other_routes(
     topology = request.topology
     if not all(cost.lossless for cost in candidates):
         yield from _node_sums(request, uncoded)
+    if topology.ranks > EXPLICIT_RANKS:
+        return
     cost = max(candidates, key=lambda cost: cost.ratio)
     node_of = topology.node_of()
     between = frozenset(

@@ -25,9 +25,7 @@ ENGINES = (
     "circulant", "chain", "one-shot-doubling", "one-shot-levels", "one-shot-pairs", "one-shot-trees",
 )  # fmt: skip
 PROTOCOLS = ("Simple", "LL", "LL128")
-DTYPES = (
-    "int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "bfloat16", "float32", "float64",
-)  # fmt: skip
+DTYPES = ("float32", "float64", "float16", "bfloat16", "int32", "int64", "uint8")
 
 
 @click.command("synth")
