@@ -263,7 +263,8 @@ def _measure_mode(
     # Timed runs reduce again and again into the same data, which may overflow; checked runs never do.
     with np.errstate(all="ignore"):
         bounds = [bind(compiled, shape)] if other is None else [bind(compiled, shape), bind(*other)]
-        reference = Reference(job.MPI, job.control, collective, shape, host, dtype, op, inplace)
+        with job.waiting("it waits for the other ranks to make the groups' communicators"):
+            reference = Reference(job.MPI, job.control, collective, shape, host, dtype, op, inplace)
         judged = judge(job, guarded, compiled, shape, dtype, inside, op, settings, codec, source)
         if other is not None:
             bad, beyond, _ = check_results(
@@ -282,10 +283,11 @@ def _measure_mode(
         mine, its = _time(job, bounds[0], call, settings)
         sent = job.reduce(np.array(bounds[0].executor.coded_bytes(), np.int64), "sum")
         seen = spans(job, compiled.plans[job.rank], marks) if settings.calibrate else None
-        reference.close()
-        for bound in bounds:
-            bound.close()
-            bound.transport.close()
+        with job.waiting("it waits for the other ranks to free what the size needed"):
+            reference.close()
+            for bound in bounds:
+                bound.close()
+                bound.transport.close()
     return Measurement(mine, wrong, outside, error, its, seen, (int(sent[0]), int(sent[1])))
 
 

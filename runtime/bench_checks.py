@@ -74,8 +74,9 @@ def differs_uncoded(job: Job, bound: Bound, plain: Bound, host: Buffers, fill: C
         job.barrier()
         job.run(one)
         results.append(host.output.view(np.uint8).reshape(-1, host.output.dtype.itemsize).copy())
-    plain.close()
-    plain.transport.close()
+    with job.waiting("it waits for the other ranks to free what the run without codec needed"):
+        plain.close()
+        plain.transport.close()
     differ = int(np.count_nonzero((results[0] != results[1]).any(axis=1)))
     return int(job.reduce(np.array([differ], np.int64), "sum")[0])
 

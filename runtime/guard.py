@@ -1,8 +1,9 @@
 """A child process of each rank, for when the rank itself cannot speak or act.
 
 MPI_Init waits for all ranks, for ever when one of them left before it, and holds Python's lock meanwhile: no thread
-and no signal handler of this process can run. So the child limits the start. Later it waits for the end of its rank:
-who is killed or crashes cannot say so, and not every launcher does.
+and no signal handler of this process can run. So the child limits the start, and the end for the same reason: what
+frees memory and communicators, and MPI_Finalize, wait for all ranks when no watchdog of the rank can run any more. All
+the time it waits for the end of its rank: who is killed or crashes cannot say so, and not every launcher does.
 
 Of all ranks and children of a host one speaks, the first that claims the job's voice: a name in the system's abstract
 socket names, which is there as long as somebody holds the socket and is no file.
@@ -10,8 +11,11 @@ socket names, which is there as long as somebody holds the socket and is no file
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import errno
+import itertools
+import math
 import mmap
 import os
 import select
@@ -21,19 +25,24 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from taccl.entry import voice
 from taccl.runtime import mpi
 
 LEAST_S = 10.0  # to start: processes of one job may begin seconds apart
 TICK_S = 0.1  # between two looks at the memory that the rank has mapped, and at the other ranks
 FORKED_S = 2.0  # by then a launcher has started all ranks of a host
+FOR_EVER = math.inf
+END_S = 1.0  # from the word to the launcher that the job is ended to the end of its ranks
+INTERRUPT_S = 0.3  # after it has ended another rank, Ctrl-C comes here
+SPOKEN_S = 0.2  # from a rank's last word to its passing on
 LINGER_S = 10.0  # the longest that the voice is held after the rank's end, while the launcher ends the others
 NOTE_BYTES = 1024
 KEY_BYTES = 8
-# What the rank tells its child; numbers of signals are smaller.
-STARTED, DONE, FAILED = 0x80, 0x81, 0x82  # followed by a key, nothing, an exit code
+# What the rank tells its child; numbers of signals are smaller. STARTED is followed by a key, FAILED by an exit code.
+STARTED, WAITS, GOES_ON, LEAVES, FAILED = range(0x80, 0x85)
 
 
 class Guard:
@@ -41,8 +50,10 @@ class Guard:
 
     def __init__(self, deadline_s: float) -> None:
         self._place = mpi.launcher()
-        self._voice = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._key = f"start-{os.getppid()}"  # the ranks of a host have one launcher as their parent
+        # Two names, because some ranks may have started when others have not. Before the start the ranks of a host
+        # have one launcher as their parent, or are taken for ranks of several hosts.
+        self._names = [voice()]
+        self._voices = [socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) for _ in range(2)]
         self._note = mmap.mmap(-1, NOTE_BYTES)  # shared with the child
         self._child = 0
         if self._place.ranks < 2:
@@ -53,9 +64,13 @@ class Guard:
         sys.stdout.flush()
         sys.stderr.flush()
         rank, launcher = os.getpid(), os.getppid()
+        # A Ctrl-C meanwhile waits: the child must outlive it, and hear of it.
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         self._child = os.fork()
         if self._child == 0:
             try:
+                signal.signal(signal.SIGINT, signal.SIG_IGN)
+                signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
                 os.close(self._writer)
                 self._watch(reader, rank, launcher, deadline_s)
             finally:
@@ -65,12 +80,18 @@ class Guard:
         self._wakes = threading.current_thread() is threading.main_thread()
         if self._wakes:
             signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
     def started(self, key: bytes) -> None:
         """MPI has started. key: KEY_BYTES that the ranks of this host share and no other job has."""
-        self._key = key.hex()
+        self._names.append(_name(key))
         self._awake()
         self._tell(bytes([STARTED]) + key)
+
+    def waits(self, text: str) -> None:
+        """From now on the child sees to the deadline of what the rank waits for."""
+        self.note(text)
+        self._tell(bytes([WAITS]))
 
     def note(self, text: str) -> None:
         """What the rank is doing, for the case that it cannot say so later."""
@@ -85,11 +106,13 @@ class Guard:
         return False
 
     def _claim(self) -> bool:
-        try:
-            self._voice.bind(f"\0taccl-{self._key}")
-        except OSError as error:
-            # Elsewhere than on Linux there are no such names; then everybody speaks.
-            return error.errno not in (errno.EADDRINUSE, errno.EINVAL)
+        for name, held in zip(self._names, self._voices, strict=False):
+            try:
+                held.bind(name)
+            except OSError as error:
+                # Elsewhere than on Linux there are no such names; then everybody speaks.
+                if error.errno in (errno.EADDRINUSE, errno.EINVAL):
+                    return False
         return True
 
     def fail(self, code: int) -> None:
@@ -101,16 +124,17 @@ class Guard:
         os._exit(code)
 
     def close(self) -> None:
-        """The rank ends in an orderly way."""
+        """Nobody waits for this rank but in MPI_Finalize, when the process ends. The child stays until then."""
         if self._child:
             self._awake()
-            self._tell(bytes([DONE]))
-            with contextlib.suppress(ChildProcessError):  # somebody else ended it
-                os.waitpid(self._child, 0)
-            os.close(self._writer)
-            self._child = 0
-        self._voice.close()
-        self._note.close()
+            self.note("it left its job")
+            self._tell(bytes([GOES_ON]))
+            atexit.register(self._leave)
+
+    def _leave(self) -> None:
+        """The process ends in an orderly way. mpi4py calls MPI_Finalize after all that Python calls at its exit."""
+        self.note("it waits for all ranks to leave MPI")
+        self._tell(bytes([LEAVES]))
 
     def _awake(self) -> None:
         if self._child and self._wakes:
@@ -123,89 +147,119 @@ class Guard:
                 os.write(self._writer, word)
 
     def _watch(self, reader: int, rank: int, launcher: int, deadline_s: float) -> None:
-        """In the child, until the rank says that it ends, dies, or is to be ended."""
+        """In the child, until the rank ends, dies, or is to be ended."""
         os.setsid()  # signals are for the rank; this process ends with it, and clears up
         os.closerange(0, 2)
         begin, patience_s = time.monotonic(), max(deadline_s, LEAST_S)
         # One after another, so that the first one's message is the only one: it ends the job.
         end = begin + patience_s + 0.5 * min(self._place.rank, 20)
-        starting, said, code, segments = True, "", mpi.JOB_FAILED, set[str]()
-        siblings = Siblings(self._place, launcher)
+        me, starting, leaving = f"rank {self._place.rank}", True, False
+        said, code, segments = "", mpi.JOB_FAILED, set[str]()
+        siblings, word = Siblings(self._place, launcher), b""
         while not said:
-            left_s = end - time.monotonic() if starting else None
-            if left_s is not None and left_s <= 0:
+            left_s = end - time.monotonic()
+            if left_s <= 0:
                 said = (
-                    f"rank {self._place.rank} waited {patience_s:g} s for MPI to start: another rank "
+                    f"{me} waited {patience_s:g} s for MPI to start: another rank "
                     "has ended (are its options the same?) or was never started"
+                    if starting
+                    else f"{me} made no progress for {deadline_s:g} s: {self._last_note()[1]}"
                 )
+                if (stopped := siblings.stopped(0.0)) is not None:
+                    said += f"; rank {stopped} has been stopped"
                 break
-            wait_s = None if left_s is None else min(left_s, TICK_S)
+            wait_s = None if end == FOR_EVER else min(left_s, TICK_S)
             heard = bool(select.select([reader], [], [], wait_s)[0])
             word = os.read(reader, 1) if heard else b""
             if starting:
                 segments.update(mpi.segments(rank))
-            if starting or not word:
+            if not word:
                 siblings.look(starting and time.monotonic() - begin > FORKED_S)
             if heard and not word:
+                if leaving or process_state(launcher) in "ZX":
+                    break  # in order, or with its job
                 # Where the launcher has ended this rank because of another one, that one is named.
-                said = f"{siblings.gone or f'rank {self._place.rank}'} has died (killed or crashed)"
-                said += "" if siblings.gone else self._last_note()
+                said = f"{siblings.gone or me} has died (killed or crashed)"
+                if not siblings.gone:
+                    said += "; {:.1f} s before, {}".format(*self._last_note())
             elif word == bytes([STARTED]):
-                self._key, starting = os.read(reader, KEY_BYTES).hex(), False
-            elif word == bytes([DONE]):
-                return
+                self._names.append(_name(os.read(reader, KEY_BYTES)))
+                starting, end = False, FOR_EVER
+            elif word == bytes([GOES_ON]):
+                starting, end = False, FOR_EVER
+            elif word in (bytes([WAITS]), bytes([LEAVES])):
+                starting, leaving = False, word == bytes([LEAVES])
+                end = time.monotonic() + deadline_s
             elif word == bytes([FAILED]):
                 code = os.read(reader, 1)[0]
                 break
             elif word == bytes([signal.SIGINT]):
                 said, code = "interrupted", 130
-            elif starting and siblings.gone:
+            elif starting and siblings.gone and time.monotonic() - siblings.gone_since > INTERRUPT_S:
                 said = f"{siblings.gone} ended before all ranks had started MPI"
             elif starting and (stopped := siblings.stopped(deadline_s)) is not None:
                 said = f"rank {stopped} has been stopped for {deadline_s:g} s and MPI cannot start"
-        spoke = False
-        if said:
-            spoke = self._claim()
-            if spoke:
-                mpi.say(f"taccl: {said}" + "; the job is ended" * (code == mpi.JOB_FAILED))
-        if not said or spoke or code == 130:
-            mpi.unlink(segments.union(mpi.segments(rank)))
+        if said and starting and os.getppid() == rank:
+            # Inside MPI_Init it would crash when the job ends around it, and go on to make files in memory.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(rank, signal.SIGSTOP)
+        if said and self._claim():
+            if starting:
+                siblings.stop()
+            mpi.say(f"taccl: {said}" + "; the job is ended" * (code == mpi.JOB_FAILED), last=True)
+        elif said:  # somebody else ends the job; an interrupt may have been said by a rank that cannot
+            _wait(lambda: os.getppid() != rank, END_S if code == mpi.JOB_FAILED else SPOKEN_S)
+        segments.update(mpi.segments(rank))
+        if word == bytes([FAILED]) or os.getppid() == rank or self._holds():
+            self._end(rank, launcher, code)
             siblings.free()
-            self._end(rank, code)
-        self._linger(launcher, segments)
+        mpi.unlink(segments)
+        self._linger(launcher)
 
-    def _last_note(self) -> str:
+    def _last_note(self) -> tuple[float, str]:
+        """How many seconds ago the rank noted what."""
         written, length = struct.unpack("dQ", self._note[:16])
         text = self._note[16 : 16 + length].decode(errors="replace")
-        return f"; {max(0.0, time.monotonic() - written):.1f} s before, {text}"
+        return max(0.0, time.monotonic() - written), text
 
-    def _end(self, rank: int, code: int) -> None:
+    def _end(self, rank: int, launcher: int, code: int) -> None:
         """End the job where the launcher can be told to, and the rank in any case."""
         if self._place.kind == "mpich" and "PMI_FD" in os.environ:
-            time.sleep(0.2)  # the launcher drops what it has not passed on when it ends the job
             with contextlib.suppress(OSError):  # it has ended the job
                 # What MPI_Abort does, in the words of PMI version 1.
                 os.write(int(os.environ["PMI_FD"]), f"cmd=abort exitcode={code}\n".encode())
-            time.sleep(1.0)
+            _wait(lambda: os.getppid() != rank or process_state(launcher) in "ZX", END_S)
         if os.getppid() == rank:
             os.kill(rank, signal.SIGKILL)
 
-    def _linger(self, launcher: int, segments: set[str]) -> None:
+    def _holds(self) -> list[int]:
+        """The sockets that hold the voice."""
+        return [held.fileno() for held in self._voices if held.getsockname()]
+
+    def _linger(self, launcher: int) -> None:
         """Hold the voice, if it is held, until the launcher has ended the other ranks."""
-        mpi.unlink(segments)
-        voice = self._voice.fileno()
-        if not self._voice.getsockname():
-            return
-        os.closerange(0, voice)
-        os.closerange(voice + 1, 1024)
-        end = time.monotonic() + LINGER_S
-        while time.monotonic() < end and Path(f"/proc/{launcher}/stat").exists():
-            time.sleep(0.02)
+        held = sorted(self._holds())
+        for first, past in itertools.pairwise([-1, *held, 1024]):
+            os.closerange(first + 1, past)
+        if held:
+            # A launcher that has ended may stay a zombie for seconds.
+            _wait(lambda: process_state(launcher) in "ZX", LINGER_S)
+
+
+def _name(key: bytes) -> str:
+    return f"\0taccl-{key.hex()}"
+
+
+def _wait(until: Callable[[], bool], longest_s: float) -> None:
+    end = time.monotonic() + longest_s
+    while not until() and time.monotonic() < end:
+        time.sleep(0.01)
 
 
 @contextlib.contextmanager
 def limited(deadline_s: float) -> Iterator[None]:
-    """End the job when what is done inside, by all ranks, lasts longer than the deadline (at least LEAST_S).
+    """End the job when what is done inside, by all ranks, lasts longer than the deadline (at least LEAST_S), or the end
+    of MPI longer than the deadline.
 
     The job ends with JOB_FAILED under MPICH's launcher; others give the code of a killed rank.
     """
@@ -221,6 +275,7 @@ class Siblings:
 
     def __init__(self, place: mpi.Launcher, launcher: int) -> None:
         self.gone = ""  # who ended, once one did
+        self.gone_since = 0.0
         self._place, self._launcher = place, launcher
         self._seen: dict[int, int] = {}  # process -> rank
         self._stops: dict[int, float] = {}  # process that is stopped -> since when
@@ -246,20 +301,29 @@ class Siblings:
         for process in map(int, listed):
             if process not in self._seen and (number := self._number(process)) is not None:
                 self._seen[process] = number
-        ended = [number for process, number in self._seen.items() if _state(process) in "ZX"]
+        ended = [number for process, number in self._seen.items() if process_state(process) in "ZX"]
         if all_forked and len(self._seen) < self._place.local:
             everywhere = self._place.local == self._place.ranks
             ended += sorted({*range(self._place.ranks)} - {*self._seen.values()}) if everywhere else [-1]
         ended = [number for number in ended if number != self._place.rank]
         if ended:
             self.gone = f"rank {ended[0]}" if ended[0] >= 0 else "another rank of this host"
+            self.gone_since = time.monotonic()
 
     def stopped(self, least_s: float) -> int | None:
         """A rank that has been stopped for so long, as far as it was looked at."""
         now = time.monotonic()
-        stopped = [process for process in self._seen if _state(process) == "T"]
+        stopped = [process for process in self._seen if process_state(process) == "T"]
         self._stops = {process: self._stops.get(process, now) for process in stopped}
-        return min((self._seen[p] for p, since in self._stops.items() if now - since > least_s), default=None)
+        return min(
+            (self._seen[p] for p, since in self._stops.items() if now - since >= least_s), default=None
+        )
+
+    def stop(self) -> None:
+        """Stop all that were seen."""
+        for process in self._seen:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGSTOP)
 
     def free(self) -> None:
         """End who is stopped: a launcher that asks first waits for them."""
@@ -269,7 +333,7 @@ class Siblings:
                 os.kill(process, signal.SIGKILL)
 
 
-def _state(process: int) -> str:
+def process_state(process: int) -> str:
     """The letter of /proc/PID/stat; X: there is no such process."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]

@@ -12,13 +12,14 @@ import os
 import signal
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, TypeVar
 
 import numpy as np
 
+from taccl.entry import interrupt
 from taccl.errors import EnvironmentProblem, RunFailed, TacclError
 from taccl.runtime import mpi, shared, watchdog
 from taccl.runtime.bind import Bound
@@ -46,6 +47,9 @@ class Job:
 
     def __init__(self, deadline_s: float) -> None:
         self._started = self._agreed = False
+        if mpi.launcher().ranks > 1 and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            with contextlib.suppress(ValueError):  # not the main thread
+                signal.signal(signal.SIGINT, interrupt)
         self.guard = Guard(deadline_s)
         try:
             self.MPI = mpi.load()
@@ -81,6 +85,7 @@ class Job:
             self.control.Barrier()
             self.watchdog.doing(None)
             self.watchdog.close()
+            self.guard.waits("it waits for all ranks to free what they share")
             self.board.close()
             self.control.Free()
             self.data.Free()
@@ -94,7 +99,7 @@ class Job:
         MPI_Finalize."""
         rank = mpi.launcher().rank
         with contextlib.suppress(ValueError):  # not the main thread
-            signal.signal(signal.SIGINT, signal.SIG_DFL)  # who is in a hurry need not wait for the rest
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # mpiexec passes on what its ranks have got already
         if isinstance(error, KeyboardInterrupt):
             code, text = 130, "interrupted"
         elif isinstance(error, BrokenPipeError):  # the reader of the table has seen enough
@@ -110,7 +115,7 @@ class Job:
             code = mpi.JOB_FAILED
             text = f"rank {rank} failed with {type(error).__name__}: {error}; the job is ended"
         if self.guard.speaks() and text:
-            mpi.say(f"taccl: {text}")
+            mpi.say(f"taccl: {text}", last=True)
         if os.environ.get("TACCL_DEBUG", "") not in ("", "0"):
             traceback.print_exception(error)
         if self._started:
@@ -185,11 +190,17 @@ class Job:
             RunFailed(f"{named} another {what} than the rest; give every rank the same file and options")
         )
 
+    @contextlib.contextmanager
+    def waiting(self, what: str) -> Iterator[None]:
+        """What is done inside waits for other ranks. what: the rest of "rank 3 made no progress for 5 s: ..."."""
+        self.watchdog.doing(what)
+        yield
+        self.watchdog.doing(None)
+
     def barrier(self) -> None:
         """Wait for all ranks."""
-        self.watchdog.doing("it waits for the other ranks at a barrier")
-        self.control.Barrier()
-        self.watchdog.doing(None)
+        with self.waiting("it waits for the other ranks at a barrier"):
+            self.control.Barrier()
 
     def reduce(self, values: np.ndarray[Any, Any], how: str) -> np.ndarray[Any, Any]:
         """Element by element the "max" or "sum" over all ranks, on every rank."""

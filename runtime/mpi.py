@@ -7,12 +7,17 @@ launcher (`launcher`, `mpiexec`) does not pay for it.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import re
 import shutil
+import stat
 import sys
+import termios
 import threading
+import time
 import traceback
+from array import array
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +26,7 @@ from typing import Any
 
 from taccl.errors import EnvironmentProblem
 
+UNREAD_S = 1.0  # the longest that a last message waits for its reader
 JOB_FAILED = 86  # exit code of a job that was ended because a rank died, stalled or diverged
 
 # Without these Open MPI 5 refuses to run as root or with more ranks than cores, spins while it waits, and
@@ -87,12 +93,16 @@ def load() -> Any:
 
 def segments(process: int) -> list[str]:
     """Files in memory in which MPICH, UCX and Open MPI have their ranks of one host meet, as far as this process has
-    them mapped and they still have a name."""
-    try:
+    them mapped or open and they still have a name."""
+    found = set()
+    with contextlib.suppress(OSError):  # the process is gone, or the system has no /proc
         maps = Path(f"/proc/{process}/maps").read_text(errors="replace")
-    except OSError:  # the process is gone, or the system has no /proc
-        return []
-    found = {f"/dev/shm/{name}" for line in maps.splitlines() if (name := line.partition(" /dev/shm/")[2])}
+        found = {
+            f"/dev/shm/{name}" for line in maps.splitlines() if (name := line.partition(" /dev/shm/")[2])
+        }
+        for opened in os.scandir(f"/proc/{process}/fd"):
+            with contextlib.suppress(OSError):
+                found.add(os.readlink(opened.path))
     own = ("/dev/shm/mpich_", "/dev/shm/ucx_shm_posix_", "/dev/shm/sm_segment.")
     return sorted(path for path in found if path.startswith(own) and not path.endswith(" (deleted)"))
 
@@ -184,7 +194,7 @@ def install_excepthook(MPI: Any) -> None:
             abort(MPI, 130)
         place = traceback.extract_tb(trace)[-1] if trace is not None else None
         where = f" at {Path(place.filename).name}:{place.lineno}" if place else ""
-        say(f"taccl: rank {rank} failed with {kind.__name__}: {error}{where}; the job is ended")
+        say(f"taccl: rank {rank} failed with {kind.__name__}: {error}{where}; the job is ended", last=True)
         if os.environ.get("TACCL_DEBUG"):
             traceback.print_exception(kind, error, trace)
         abort(MPI, JOB_FAILED)
@@ -192,7 +202,17 @@ def install_excepthook(MPI: Any) -> None:
     sys.excepthook = hook
 
 
-def say(message: str) -> None:
-    """Write one message to stderr in one piece, so that the texts of several ranks do not mix."""
+def say(message: str, last: bool = False) -> None:
+    """Write one message to stderr in one piece, so that the texts of several ranks do not mix.
+
+    last: the job ends next, and a launcher drops what it has not read by then, so wait until it has.
+    """
     sys.stderr.flush()
     os.write(2, (message + "\n").encode(errors="backslashreplace"))
+    if last and launcher().ranks > 1:
+        unread, end = array("i", [1]), time.monotonic() + UNREAD_S
+        with contextlib.suppress(OSError):
+            while stat.S_ISFIFO(os.fstat(2).st_mode) and unread[0] and time.monotonic() < end:
+                time.sleep(0.01)
+                fcntl.ioctl(2, termios.FIONREAD, unread)
+        time.sleep(0.05)  # from the launcher's part on this host to mpiexec

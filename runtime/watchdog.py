@@ -1,4 +1,9 @@
-"""A rank that makes no progress ends the job, with a message that says who waits for whom."""
+"""A rank that makes no progress ends the job, with a message that says who waits for whom.
+
+Progress is an operation of the program that is finished, on any rank of the host, or bytes that move over TCP: a long
+message on a slow link is no stall, whether the rank waits for it itself or for a neighbour that does. A rank that the
+system has stopped is no matter of progress: its neighbours end the job even while they compute and wait for nobody.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +13,14 @@ import time
 from array import array
 from typing import Any, Protocol
 
-from taccl.runtime import mpi
-from taccl.runtime.guard import KEY_BYTES, Guard
+from taccl.runtime import mpi, tcp
+from taccl.runtime.guard import KEY_BYTES, Guard, process_state
+
+TCP_AFTER_S = 0.5  # of a wait, before TCP is asked for bytes, and between two such looks
+FIRST_S = 0.5
+LEAST_BYTES = 4096  # over TCP from one look that counts to the next
+SLOW = "if something is only slow, give a longer --deadline"
+CELLS = 4  # of a rank: its sign of life, whether it waits, its last progress, its process
 
 
 class Waiter(Protocol):
@@ -22,7 +33,7 @@ class Waiter(Protocol):
 
 
 class Watchdog:
-    """A daemon thread that ends the job when this rank makes no progress for `deadline_s` seconds.
+    """A daemon thread that ends the job when this rank waits and there is no progress for `deadline_s` seconds.
 
     The main thread says with `doing` what it is about to wait for, whose `left` falls with progress; None when
     it computes and waits for nobody. mpi4py gives up the GIL inside blocking calls, so the thread also runs
@@ -54,17 +65,30 @@ class Watchdog:
 
     def _watch(self) -> None:
         seen, since = self._marks(), time.monotonic()
+        looked, moved = since, tcp.moved_bytes()
         # A tick well below the deadline, so that the job ends soon after it.
         while not self._stop.wait(min(0.1, self.deadline_s / 10)):
-            now = time.monotonic()
+            now, marks = time.monotonic(), self._marks()
             self._board.sign(now, self._doing is not None)
             self._guard.note(self._waits())
-            if self._marks() != seen or self._doing is None:
-                seen, since = self._marks(), now
-            elif now - since > self.deadline_s:
-                if self._guard.speaks():
-                    self._report()
-                mpi.abort(self._mpi, mpi.JOB_FAILED)
+            if marks != seen or self._doing is None:
+                if marks[0] == seen[0] and self._doing is not None:
+                    self._board.progress(now)
+                seen, since = marks, now
+            elif now - max(since, looked) > min(TCP_AFTER_S, self.deadline_s / 4):
+                looked, before, moved = now, moved, tcp.moved_bytes()
+                if moved - before >= LEAST_BYTES:
+                    self._board.progress(now)
+            # A rank that waits for the stopped one has more to say, and says it before.
+            if (stopped := self._board.stopped(now, self.deadline_s + FIRST_S)) is not None:
+                self._end(f"{stopped}; the job is ended")
+            if self._doing is not None and now - max(since, self._board.last_progress()) > self.deadline_s:
+                self._end(self._report(now))
+
+    def _end(self, report: str) -> None:
+        if self._guard.speaks():
+            mpi.say(f"taccl: {report}", last=True)
+        mpi.abort(self._mpi, mpi.JOB_FAILED)
 
     def _marks(self) -> tuple[int, int]:
         """What changes when there is progress."""
@@ -77,11 +101,11 @@ class Watchdog:
             return "it waited for nobody"
         return doing if isinstance(doing, str) else doing.describe()
 
-    def _report(self) -> None:
-        silent = self._board.silent(time.monotonic())
-        mpi.say(
-            f"taccl: rank {self._rank} made no progress for {self.deadline_s:g} s: {self._waits()}; "
-            + "".join(f"{line}; " for line in silent)
+    def _report(self, now: float) -> str:
+        silent = self._board.silent(now)
+        return (
+            f"rank {self._rank} made no progress for {self.deadline_s:g} s: {self._waits()}; "
+            + "".join(f"{line}; " for line in silent or [SLOW])
             + "the job is ended"
         )
 
@@ -92,10 +116,11 @@ class Board:
     def __init__(self, MPI: Any, comm: Any) -> None:
         node = comm.Split_type(MPI.COMM_TYPE_SHARED)
         self._slot = node.Get_rank()
-        self._window = MPI.Win.Allocate_shared(16 * node.Get_size() if self._slot == 0 else 0, 8, comm=node)
+        nbytes = 8 * CELLS * node.Get_size()
+        self._window = MPI.Win.Allocate_shared(nbytes if self._slot == 0 else 0, 8, comm=node)
         self._cells = memoryview(self._window.Shared_query(0)[0]).cast("B").cast("d")
         if self._slot == 0:
-            self._cells[:] = memoryview(bytes(16 * node.Get_size())).cast("d")
+            self._cells[:] = memoryview(bytes(nbytes)).cast("d")
         mine = array("i", [comm.Get_rank()])
         self._ranks = array("i", [0] * node.Get_size())
         node.Allgather(mine, self._ranks)  # also: nobody signs before the cells are cleared
@@ -106,18 +131,35 @@ class Board:
         self.node_ranks = node.Get_size()
         self.node_slot = self._slot
         self._node = node
+        self._cells[CELLS * self._slot + 3] = os.getpid()
         self.sign(time.monotonic(), False)
 
     def sign(self, now: float, waits: bool) -> None:
         """This rank lives. CLOCK_MONOTONIC is one clock for all processes of a host."""
-        self._cells[2 * self._slot] = now
-        self._cells[2 * self._slot + 1] = float(waits)
+        self._cells[CELLS * self._slot] = now
+        self._cells[CELLS * self._slot + 1] = float(waits)
+
+    def progress(self, now: float) -> None:
+        """This rank waits, and what it waits for comes nearer."""
+        self._cells[CELLS * self._slot + 2] = now
+
+    def last_progress(self) -> float:
+        """The latest progress of the ranks of this node."""
+        return max(self._cells[2::CELLS].tolist())
+
+    def stopped(self, now: float, least_s: float) -> str | None:
+        """What to say of a rank of this node that was stopped (SIGSTOP) and has shown no sign of life for so long."""
+        for slot, rank in enumerate(self._ranks):
+            signed, _, _, process = self._cells[CELLS * slot : CELLS * (slot + 1)]
+            if process and now - signed > least_s and process_state(int(process)) == "T":
+                return f"rank {rank} has been stopped for {now - signed:.1f} s"
+        return None
 
     def silent(self, now: float) -> list[str]:
         """What is known of the ranks of this node that do not wait as the others do."""
         found = []
         for slot, rank in enumerate(self._ranks):
-            signed, waits = self._cells[2 * slot : 2 * slot + 2]
+            signed, waits = self._cells[CELLS * slot : CELLS * slot + 2]
             if slot != self._slot and now - signed > 1.0:
                 found.append(f"rank {rank} has shown no sign of life for {now - signed:.1f} s")
             elif slot != self._slot and not waits:

@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 from taccl import __version__, streams
-from taccl.entry import first_rank
+from taccl.entry import speaks
 from taccl.errors import TacclError
 
 # Command -> (module in taccl.commands, one line of help). The help stands here so that `taccl --help` imports
@@ -98,9 +98,7 @@ class LazyGroup(click.Group):
         try:
             return super().make_context(*args, **kwargs)
         except KeyboardInterrupt:
-            if first_rank():
-                say("interrupted", colour="yellow")
-            raise click.exceptions.Exit(130) from None
+            raise interrupted() from None
         except OSError as error:
             raise click.exceptions.Exit(report(error)) from error
 
@@ -111,10 +109,10 @@ class LazyGroup(click.Group):
         except (click.exceptions.Exit, click.exceptions.ClickException):
             raise
         except KeyboardInterrupt:
-            if first_rank():
-                say("interrupted", colour="yellow")
-            raise click.exceptions.Exit(130) from None
+            raise interrupted() from None
         except Exception as error:
+            if isinstance(error.__cause__, KeyboardInterrupt):  # in a class statement, before Python 3.12
+                raise interrupted() from None
             raise click.exceptions.Exit(report(error)) from error
 
 
@@ -127,6 +125,13 @@ def load_command(name: str) -> click.Command:
     assert isinstance(command, click.Command)
     command.name = name
     return command
+
+
+def interrupted() -> click.exceptions.Exit:
+    """What ends a command after Ctrl-C, once that is said."""
+    if speaks():
+        say("interrupted", colour="yellow")
+    return click.exceptions.Exit(130)
 
 
 def report(error: Exception) -> int:

@@ -7,6 +7,17 @@ from __future__ import annotations
 
 import os
 import signal
+import time
+
+RANKS = (
+    "OMPI_COMM_WORLD_RANK",
+    "PMI_RANK",
+    "SLURM_PROCID",
+)  # as in taccl.runtime.mpi, which is not loaded here
+AGAIN_S = 1.0  # within it a Ctrl-C is the launcher's copy of the one before
+HOLD_S, HOLDS = 0.02, 500  # at most ten seconds
+
+_interrupted = -AGAIN_S
 
 
 def main() -> None:
@@ -17,21 +28,67 @@ def main() -> None:
     from taccl.cli import main as command_line
 
     if own:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGINT, interrupt if launched() else signal.default_int_handler)
     try:
         command_line()
     finally:
         if own:  # nothing is left that could end in an orderly way
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            signal.signal(signal.SIGINT, signal.SIG_IGN if launched() else signal.SIG_DFL)
 
 
-def first_rank() -> bool:
-    """Whether this process may speak for its job: by the variables of taccl.runtime.mpi, which is not loaded here."""
-    names = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
-    return next((os.environ[name] for name in names if name in os.environ), "0") == "0"
+def launched() -> bool:
+    """Whether this process is a rank that an MPI launcher has started."""
+    return any(name in os.environ for name in RANKS)
+
+
+def interrupt(*_: object) -> None:
+    """Answer Ctrl-C with KeyboardInterrupt, but once: a terminal gives it to all processes, and then the launcher gives
+    it to its ranks. The second one would interrupt the answer to the first."""
+    global _interrupted
+    before, _interrupted = _interrupted, time.monotonic()
+    if _interrupted - before > AGAIN_S:
+        raise KeyboardInterrupt
+
+
+def voice() -> str:
+    """The name of a socket: of the ranks that one launcher has started on a host, that which holds it speaks."""
+    return f"\0taccl-start-{os.getppid()}"
+
+
+def speaks() -> bool:
+    """Whether this process may say that it was interrupted. Of the ranks of a launcher the first that asks may."""
+    if not launched():
+        return True
+    import socket
+
+    held = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    try:
+        held.bind(voice())
+    except OSError:  # another rank, or the child of one, is quicker
+        return False
+    launcher = os.getppid()
+    if os.fork() == 0:
+        _hold(held.detach(), launcher)
+    return True
+
+
+def _hold(voice_fd: int, launcher: int) -> None:
+    """In a child, which keeps others from speaking until the launcher has ended them."""
+    os.setsid()
+    os.closerange(0, voice_fd)
+    for _ in range(HOLDS):
+        try:
+            with open(f"/proc/{launcher}/stat") as stat:
+                if stat.read().rpartition(")")[2].split()[0] in "ZX":
+                    break
+        except OSError:
+            break
+        time.sleep(HOLD_S)
+    os._exit(0)
 
 
 def _leave(*_: object) -> None:
-    if first_rank():
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if speaks():
         os.write(2, b"taccl: interrupted\n")
     os._exit(130)

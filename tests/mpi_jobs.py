@@ -83,16 +83,29 @@ def taccl(ranks: int, *arguments: str) -> Ended:
 
 
 ODD = """
-import os, signal, sys
-from taccl.cli import main
+import os, signal, sys, time
+from pathlib import Path
+from taccl import entry
 from taccl.runtime.mpi import launcher
 victim, *line = sys.argv[1:]
 split = line.index("--but")
 more = line[split + 1:] if launcher().rank == int(victim) else []
 if more == ["--stop"]:
     os.kill(os.getpid(), signal.SIGSTOP)
+def children(process):
+    return list(map(int, Path(f"/proc/{process}/task/{process}/children").read_text().split()))
+if more == ["--interrupt"]:  # all ranks, as a terminal and the launcher do, when the others are inside MPI_Init
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    while not all(children(rank) for rank in children(os.getppid()) if rank != os.getpid()):
+        time.sleep(0.1)
+    time.sleep(0.3)
+    for _ in range(5):
+        for rank in children(os.getppid()):
+            os.kill(rank, signal.SIGINT)
+        time.sleep(0.02)
+    time.sleep(60)
 sys.argv = ["taccl", *line[:split], *more]
-main()
+entry.main()
 """
 
 

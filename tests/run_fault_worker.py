@@ -1,5 +1,8 @@
 """A rank of a job in which rank 2 does something bad in the middle of a run. See test_run_faults.py."""
 
+import atexit
+import contextlib
+import ctypes
 import os
 import signal
 import sys
@@ -14,6 +17,7 @@ from taccl.runtime.bind import Bound, Buffers, compile_program
 from taccl.runtime.dtypes import DTYPES
 from taccl.runtime.job import Job, fingerprint
 from taccl.runtime.layout import Layout
+from taccl.runtime.mpi import launcher
 from taccl.runtime.semantics import collective_of
 from taccl.runtime.shm import SharedMemoryTransport
 from taccl.runtime.trace import trace
@@ -40,6 +44,28 @@ def fail(how: str) -> None:
         os._exit(3)
     elif how == "interrupt":
         os.kill(os.getsid(0), signal.SIGINT)  # the test starts mpiexec in a session of its own
+    elif how == "interrupts":  # from the terminal, and the launcher's copies of it
+        ranks = Path(f"/proc/{os.getppid()}/task/{os.getppid()}/children").read_text().split()
+        if os.fork() == 0:
+            for _ in range(20):
+                for rank in ranks:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(int(rank), signal.SIGINT)
+                time.sleep(0.002)
+            os._exit(0)
+
+
+def stop() -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def stop_late(job: Job, how: str) -> None:
+    """Stop where no code of the rank watches over what it waits for."""
+    if how == "leaving":
+        atexit.register(stop)
+    elif how == "freeing":
+        close = job.board.close
+        job.board.close = lambda: (stop(), close())
 
 
 def segments() -> list[str]:
@@ -50,6 +76,8 @@ def segments() -> list[str]:
 
 
 def main(how: str, way: str) -> None:
+    if how == "left" and launcher().rank == VICTIM:
+        ctypes.pythonapi.Py_AtExit(ctypes.CDLL(None).pause)  # after MPI_Finalize, which is registered later
     with Job(DEADLINE_S) as job:
         victim = job.rank == VICTIM
         if job.rank == 0:
@@ -77,6 +105,14 @@ def main(how: str, way: str) -> None:
                 print(f"at {time.time()}", flush=True)
                 fail(how)
             job.run(bound)
+            if turn == 100 and how == "computing":  # nobody waits for the rank that is stopped
+                if victim:
+                    stop()
+                time.sleep(30)
+            if turn == 100 and how in ("freeing", "leaving", "left"):
+                if victim:
+                    stop_late(job, how)
+                break
             if turn == 200 and how == "barrier":
                 if victim:
                     time.sleep(600)

@@ -46,3 +46,21 @@ def test_nodes_share_memory_inside_and_messages_between(tmp_path):
         f"taccl: rank {rank}: shared host buffers, transport shm to rank {rank ^ 1}, mpi to the others"
         for rank in range(4)
     ]
+
+
+def test_a_long_message_on_a_slow_link_is_no_stall(tmp_path):
+    """4 MB at 8 Mbit/s: each message, and MPI's own collective, takes twice the deadline and says nothing meanwhile."""
+    path = tmp_path / "ring.xml"
+    path.write_text(write_xml(programs.ring_allgather(2, 1)))
+    sizes = ("-b", "4M", "-e", "4M", "-n", "1", "-w", "0", "-c", "0", "--out-of-place", "--no-pace")
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "tests.cluster", "run", "--nodes=2", "--ranks=1", "--rate=8mbit"),
+            *("--timeout=60", "--", sys.executable, "-m", "taccl", "run", str(path), *sizes, "--deadline=2"),
+        ],
+        cwd=ROOT, text=True, capture_output=True, timeout=100,
+    )  # fmt: skip
+    if done.returncode == 77:
+        pytest.skip(done.stderr.strip())
+    assert done.returncode == 0, done.stderr
+    assert "4194304" in done.stdout

@@ -1,5 +1,7 @@
 """Ranks that die, stall, raise, leave or diverge: the job always ends, soon, with one clear message."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -40,6 +42,23 @@ def test_a_rank_that_stalls_is_named(how, way, words):
     assert "made no progress for 2 s: " in said[0] and words in said[0]
     if how != "barrier":
         assert "threadblock 0, step " in said[0] and " rank " in said[0].split("step ")[1]
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("computing", "rank 2 has been stopped for "),
+        ("freeing", "it waits for all ranks to free what they share; rank 2 has been stopped; "),
+        ("leaving", "it waits for all ranks to leave MPI; rank 2 has been stopped; "),
+        ("left", "rank 2 made no progress for 2 s: it waits for all ranks to leave MPI; "),
+    ],
+)
+def test_a_rank_that_is_stopped_while_nothing_watches_is_named(how, words):
+    """While the others compute, while they free what they share, in MPI_Finalize, and after it."""
+    ended = fault(how)
+    assert ended.code == 86
+    (said,) = messages(ended)
+    assert words in said
 
 
 def test_a_rank_that_never_comes_is_waited_for_until_the_deadline():
@@ -99,6 +118,45 @@ def test_an_interrupt_of_mpiexec_ends_the_job_with_one_word():
     ended = fault("interrupt")
     assert ended.code == 130
     assert messages(ended) == ["taccl: interrupted"]
+
+
+def test_an_interrupt_that_ranks_get_many_times_is_one():
+    ended = fault("interrupts")
+    assert ended.code == 130
+    assert messages(ended) == ["taccl: interrupted"]
+
+
+def test_an_interrupt_before_all_ranks_have_started_ends_the_job_with_one_word():
+    ended = taccl_but(4, 2, ("--interrupt",), "run", "none.xml", "--deadline", "5")
+    assert ended.code == 130
+    assert messages(ended) == ["taccl: interrupted"]
+    assert "Traceback" not in ended.err
+
+
+def test_what_speaks_for_a_host_goes_when_the_launcher_is_a_zombie():
+    """mpiexec has ended then, and whoever inherited its helper has not looked after it yet."""
+    done = subprocess.run([sys.executable, "-c", LINGER], text=True, capture_output=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "gone\n"), done.stderr
+
+
+LINGER = """
+import os, time
+from taccl.runtime import guard
+speaker = guard.Guard(1.0)
+assert speaker.speaks()
+launcher = os.fork()
+if launcher == 0:
+    os._exit(0)
+while guard.process_state(launcher) != "Z":
+    time.sleep(0.01)
+begin = time.monotonic()
+child = os.fork()
+if child == 0:
+    speaker._linger(launcher)
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+print("gone" if time.monotonic() - begin < guard.LINGER_S / 2 else "there")
+"""
 
 
 @pytest.mark.parametrize("how", ["diverge", "size"])

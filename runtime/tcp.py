@@ -1,0 +1,37 @@
+"""What the TCP connections of this process have moved, whoever made them.
+
+A long message, or a collective of the MPI library, is one call that says nothing until it is over. Where its bytes go
+over TCP, as they do between hosts without a faster network, the kernel counts them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import struct
+
+# struct tcp_info of linux/tcp.h: 8 bytes, 24 numbers of 32 bits, two rates, then bytes that the peer has confirmed and
+# bytes received, of 64 bits each.
+COUNTS_AT = 120
+INFO_BYTES = COUNTS_AT + 16
+
+
+def moved_bytes() -> int:
+    """Bytes received and bytes sent that the peer's kernel has confirmed; 0 where the system does not tell."""
+    total = 0
+    with contextlib.suppress(OSError):
+        for opened in os.listdir("/proc/self/fd"):
+            total += _moved(int(opened))
+    return total
+
+
+def _moved(fd: int) -> int:
+    """The same of one file; 0 for anything else than a TCP connection."""
+    with contextlib.suppress(OSError):  # closed by now, or not TCP
+        if os.readlink(f"/proc/self/fd/{fd}").startswith("socket:"):
+            with socket.socket(fileno=os.dup(fd)) as connection:
+                info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, INFO_BYTES)
+                if len(info) == INFO_BYTES:
+                    return sum(struct.unpack_from("QQ", info, COUNTS_AT))
+    return 0
