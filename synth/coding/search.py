@@ -64,8 +64,8 @@ def with_codec(
 ) -> Algorithm | None:
     """The quickest schedule found with coded messages and its plan; None where none beats `uncoded_fs`.
 
-    uncoded: the best schedule without a codec in the order of its program, from which the search starts. The schedule is
-    one that can be lowered; its plan is that of the program's own order.
+    uncoded: the best schedule without a codec, in the order of its program, from which the search starts. What is found
+    can be lowered, and its plan is that of its program's own order.
     """
     topology, restrictions = request.topology, request.restrictions
     if not candidates or len(uncoded.messages) > MOST_MESSAGES:
