@@ -5,7 +5,7 @@ from __future__ import annotations
 from taccl.profiles.draft import Draft, parse_rank_set, rank_set
 from taccl.profiles.forms import Values
 from taccl.profiles.link_groups import link_groups, port_ids_of
-from taccl.profiles.schema import MAX_LISTED_LINKS, MAX_RANKS
+from taccl.profiles.schema import MAX_LINKS, MAX_LISTED_LINKS, MAX_RANKS
 from taccl.profiles.topology import Nic
 
 
@@ -54,10 +54,12 @@ def build_listed(draft: Draft, values: Values) -> None:
         draft.incomplete |= any(key in values.nodes and key not in values for key in ("ports", "nics"))
         _listed_switches(draft, values, limit)
     groups = list(link_groups(draft, values, limit, "the cluster"))
-    total = len(draft.links) + sum(len(group.pairs) for group in groups)
-    if total > MAX_LISTED_LINKS:
-        values.at("links").error("P106", f"{total} links are more than the {MAX_LISTED_LINKS} that are read")
-        return
+    listed = sum(len(group.pairs) for group in groups)
+    total = len(draft.links) + listed
+    for count, most in ((listed, MAX_LISTED_LINKS), (total, MAX_LINKS)):
+        if count > most:
+            values.at("links").error("P106", f"{count} links are more than the {most} that are read")
+            return
     draft.links.reserve(total, 0)
     for group in groups:
         src, dst = group.pairs.T

@@ -19,7 +19,7 @@ from taccl.cli import load_command
 from taccl.errors import InvalidInput, TacclError, UsageError
 from taccl.profiles.load import library_names, library_profile, library_text, load_topology
 from taccl.profiles.profile_file import read_topology, write_topology
-from taccl.profiles.schema import PROFILE, profile_schema
+from taccl.profiles.schema import MAX_LISTED_LINKS, PROFILE, profile_schema
 from taccl.profiles.topology import Link, Topology
 from taccl.profiles.yaml_reader import parse, plain_value
 
@@ -364,3 +364,9 @@ def test_a_parameter_is_for_bundled_profiles(tmp_path: Path) -> None:
     ):  # fmt: skip
         with pytest.raises(UsageError, match=wanted):
             load_topology(spec)
+
+
+def test_equal_nodes_may_have_more_links_than_a_file_may_list() -> None:
+    topology = load_topology("dgx-a100:180")
+    assert topology.ranks == 1440
+    assert len(topology.links) == 1440 * 1439 > MAX_LISTED_LINKS
