@@ -76,6 +76,7 @@ def _hold(voice_fd: int, launcher: int) -> None:
     """In a child, which keeps others from speaking until the launcher has ended them."""
     os.setsid()
     os.closerange(0, voice_fd)
+    os.closerange(voice_fd + 1, 1024)  # the launcher waits until nobody holds its pipes
     for _ in range(HOLDS):
         try:
             with open(f"/proc/{launcher}/stat") as stat:
