@@ -71,6 +71,12 @@ def test_a_codec_by_name_is_used_where_it_pays(profile: str, tmp_path: Path) -> 
     written = json.loads(path.read_text())
     assert written["coding"]["codec"] == "q8"
     assert run("verify", str(path)).exit_code == 0
+    again = tmp_path / "again.json"
+    assert run("convert", str(path), "--to", "json", "-o", str(again)).exit_code == 0
+    assert again.read_bytes() == path.read_bytes()
+    xml = run("convert", str(path), "--to", "msccl-xml", "-o", str(tmp_path / "ag.xml"))
+    assert xml.exit_code == 0
+    assert "the plan to code messages with q8 is left out" in xml.output
     told = run("explain", str(path))
     assert "Coding (times above are without): q8 on float32" in told.output
     assert "between nodes, 40000 us/MB" in told.output

@@ -49,6 +49,9 @@ def command(
     native format, in canonical form.
     """
     opened = open_proven(file, options)
+    if form != "json" and opened.algorithm is not None and opened.algorithm.coding is not None:
+        codec = opened.algorithm.coding.cost.codec
+        click.echo(f"taccl: warning: the plan to code messages with {codec} is left out of {form}", err=True)
     write_output(output, _text(opened, file, form, topology, size))
 
 
