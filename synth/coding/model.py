@@ -11,13 +11,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import gcd
 
-from ortools.sat.python import cp_model
-
 from taccl.profiles.topology import Topology
 from taccl.synth.algorithm import Algorithm
 from taccl.synth.coding.clock import MESSAGE, Activity, CodecPrices
 from taccl.synth.coding.flow import Flow, passed_on
 from taccl.synth.cost import costs
+from taccl.synth.models.cp_sat import cp_model
 from taccl.synth.models.solver import Strategy, solve
 
 UNITS = 1 << 20  # of the best time so far; durations are rounded up to whole ones

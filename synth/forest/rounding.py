@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ortools.sat.python import cp_model
-
 from taccl.synth.forest.fluid import Forest, Side, Tree
+from taccl.synth.models.cp_sat import cp_model
 from taccl.synth.models.solver import Strategy, solve
 from taccl.synth.symmetric.instance import Instance
 

@@ -11,10 +11,8 @@ from __future__ import annotations
 from fractions import Fraction
 from math import gcd, lcm
 
-import networkx as nx
-from ortools.sat.python import cp_model
-
 from taccl.profiles.topology import Topology
+from taccl.synth.models.cp_sat import cp_model
 
 # Trees times links of one model; a torus of 27 ranks has 972.
 MOST_CHOICES = 4_000
@@ -33,6 +31,8 @@ def shallow_trees(
     units = _units(topology, collects)
     if units is None:
         return []
+    import networkx as nx  # takes a quarter of a second to load, and few come here
+
     graph: nx.DiGraph[int] = nx.DiGraph()
     graph.add_nodes_from(range(topology.ranks))
     graph.add_edges_from((src, dst, {"capacity": unit}) for (src, dst), unit in units.items())

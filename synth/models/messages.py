@@ -11,9 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from ortools.sat.python import cp_model
-
 from taccl.synth.algorithm import Message
+from taccl.synth.models.cp_sat import cp_model
 from taccl.synth.models.orbits import free_group
 from taccl.synth.models.solver import Strategy, solve
 from taccl.synth.models.trees import TreeSolution, common_unit

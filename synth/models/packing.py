@@ -11,9 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import gcd
 
-from ortools.sat.python import cp_model
-
 from taccl.synth.collective import Collective
+from taccl.synth.models.cp_sat import cp_model
 from taccl.synth.models.orbits import Orbits, orbits
 from taccl.synth.models.solver import Strategy, solve
 from taccl.synth.problem import Problem

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ortools.sat.python import cp_model
+from taccl.synth.models.cp_sat import cp_model
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class _Run:
         if not strategy.relax:
             parameters.linearization_level = 0
         self.model = model
-        self.callback = _Callback(report) if report else None
+        self.callback = _callback(report) if report else None
         self.done = threading.Event()
         self.thread = threading.Thread(target=self._solve, name="cp-sat", daemon=True)
         self.status = cp_model.UNKNOWN
@@ -122,10 +122,9 @@ class _Run:
         )
 
 
-class _Callback(cp_model.CpSolverSolutionCallback):
-    def __init__(self, report: Callable[[int, int], None]) -> None:
-        super().__init__()
-        self._report = report
+def _callback(report: Callable[[int, int], None]) -> cp_model.CpSolverSolutionCallback:
+    class Callback(cp_model.CpSolverSolutionCallback):
+        def on_solution_callback(self) -> None:
+            report(round(self.objective_value), round(self.best_objective_bound))
 
-    def on_solution_callback(self) -> None:
-        self._report(round(self.objective_value), round(self.best_objective_bound))
+    return Callback()

@@ -10,9 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import gcd
 
-from ortools.sat.python import cp_model
-
 from taccl.synth.algorithm import Message
+from taccl.synth.models.cp_sat import cp_model
 from taccl.synth.models.orbits import Orbits, orbits
 from taccl.synth.models.solver import Strategy, solve
 from taccl.synth.problem import Problem

@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import gcd
 
-from ortools.sat.python import cp_model
-
+from taccl.synth.models.cp_sat import cp_model
 from taccl.synth.models.solver import Strategy, solve
 from taccl.synth.symmetric.hops import RepHop, hop
 from taccl.synth.symmetric.instance import Instance
