@@ -80,6 +80,7 @@ class Product:
     no_program: str = ""  # why there is none
     ended: str = ""  # why the search went on no longer: a key of ENDED
     coded: Algorithm | None = None  # what is quicker with a codec, with its plan; XML has no room for it
+    not_coded: str = ""  # why there is none, where codecs were considered
 
     def explicit(self) -> Algorithm:
         """The algorithm with every message an object; for up to a few hundred ranks."""
@@ -157,11 +158,17 @@ def produce(
     if scaled and topology.ranks > LOWERED_RANKS:
         return replace(product, no_program=f"programs are made for up to {LOWERED_RANKS} ranks")
     product = _lowered(order, product, others)
-    if codecs and product.program is not None and order.instances == 1:
+    if codecs and (product.program is None or order.instances > 1):
+        return replace(
+            product, not_coded="plans are made for schedules with a program, and for --instances 1"
+        )
+    if codecs:
         coded = with_codec(
             whole, product.explicit(), product.algorithm.time_fs, codecs, should_stop or (lambda: False)
         )
-        product = replace(product, coded=coded, solve_s=time.monotonic() - began)
+        names = " and ".join(cost.codec for cost in codecs)
+        why = "" if coded else f"no schedule with {names} is quicker than this one without"
+        product = replace(product, coded=coded, not_coded=why, solve_s=time.monotonic() - began)
     return product
 
 
@@ -335,6 +342,7 @@ def document(product: Product, path: str | None) -> dict[str, Any]:
         "threadblocks": blocks,
         "no_program": product.no_program,
         "coding": _coding(product),
+        "not_coded": product.not_coded,
         "path": path,
         "warnings": list(product.warnings),
         "provenance": dict(algorithm.provenance),

@@ -94,6 +94,12 @@ def test_the_same_request_writes_the_same_bytes(profile: str, tmp_path: Path) ->
 def test_auto_takes_only_what_changes_no_bit(profile: str) -> None:
     plain = synth(profile, "--json")
     assert json.loads(plain.stdout)["coding"] is None  # for float32 the profile has a lossy codec only
+    dear = Path(profile)
+    dear.write_text(PROFILE.replace("beta: 1.5ms/MB", "beta: 90ms/MB"))
+    found = json.loads(synth(profile, "--dtype", "bfloat16", "--json").stdout)
+    assert found["coding"] is None
+    assert found["not_coded"] == "no schedule with xw is quicker than this one without"
+    dear.write_text(PROFILE)
     exact = synth(profile, "--dtype", "bfloat16", "--json")
     assert json.loads(exact.stdout)["coding"]["codec"] == "xw"
     assert (

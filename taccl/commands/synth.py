@@ -325,6 +325,8 @@ def _table(found: dict[str, Any]) -> str:
                 f"{coding['lower_bound_us']:.3f} us with this codec, gap {gap_text(coding['gap'])}",
             ),
         ]
+    if found["not_coded"]:
+        rows.append(("codec", f"none: {found['not_coded']}"))
     if found["path"] is not None:
         rows.append(("written", found["path"]))
     return "\n".join(f"{name:<12} {value}" for name, value in rows)
