@@ -11,7 +11,7 @@ from taccl.synth.bounds.messages import message_bounds
 from taccl.synth.bounds.network import fluid
 from taccl.synth.bounds.scale import scale_bound
 from taccl.synth.bounds.wants import wanted
-from taccl.synth.collective import build
+from taccl.synth.collective import ROOTED, build
 from taccl.synth.cost import FS_PER_US
 from taccl.synth.symmetric.group import Ints
 
@@ -19,6 +19,8 @@ from taccl.synth.symmetric.group import Ints
 EXPLICIT_RANKS = 32
 # Messages are counted link by link where there are no more links than this: in a second or two.
 MOST_LINKS = 20_000
+# And where blocks have no more destinations together than this, each of which is looked at.
+MOST_DESTINATIONS = 1_100_000
 
 
 def large_bound(
@@ -34,7 +36,8 @@ def large_bound(
     Up to EXPLICIT_RANKS those are found beside the linear programs.
     """
     counted = scale_bound(topology, links, collective, 1, size_bytes, "fluid", root, demand)
-    few = topology.ranks > EXPLICIT_RANKS and len(links) <= MOST_LINKS
+    destinations = topology.ranks * (1 if collective in ROOTED else topology.ranks)
+    few = topology.ranks > EXPLICIT_RANKS and len(links) <= MOST_LINKS and destinations <= MOST_DESTINATIONS
     if not few or demand is not None or size_bytes <= 0:
         return counted
     # Messages of any size are counted, so the chunking does not matter.
