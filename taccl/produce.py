@@ -130,13 +130,14 @@ def produce(
 
     from taccl.profiles.load import load_topology
     from taccl.synth.at_scale import at_scale, synthesise_at_scale
-    from taccl.synth.coding.search import codecs_for, with_codec
+    from taccl.synth.coding.search import MOST_MESSAGES, codecs_for, with_codec
     from taccl.synth.composed import composed_alone, synthesise_composed
     from taccl.synth.synthesise import synthesise_several
 
     topology = load_topology(order.topology)
     request, warnings = _request(order, topology)
-    codecs = codecs_for(topology, order.codec or request.restrictions.codec, order.dtype)
+    codec = order.codec or request.restrictions.codec
+    codecs = codecs_for(topology, codec, order.dtype)
     whole = request
     if codecs:
         # The other half is for schedules with a codec.
@@ -168,6 +169,11 @@ def produce(
         )
         names = " and ".join(cost.codec for cost in codecs)
         why = "" if coded else f"no schedule with {names} is quicker than this one without"
+        if len(product.explicit().messages) > MOST_MESSAGES:
+            why = f"plans are made for schedules of up to {MOST_MESSAGES} messages"
+        if coded is not None:
+            asked = {"time_limit_s": whole.time_limit_s, "codec": codec, "dtype": order.dtype}
+            coded = replace(coded, provenance={**coded.provenance, **asked})
         product = replace(product, coded=coded, not_coded=why, solve_s=time.monotonic() - began)
     return product
 

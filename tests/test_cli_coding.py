@@ -70,6 +70,9 @@ def test_a_codec_by_name_is_used_where_it_pays(profile: str, tmp_path: Path) -> 
     assert coding["lower_bound_us"] <= coding["time_us"] < 0.3 * coding["uncoded_time_us"]
     written = json.loads(path.read_text())
     assert written["coding"]["codec"] == "q8"
+    assert written["engine"] == "ring"  # as it was asked for
+    assert written["provenance"]["time_limit_s"] == 2.0
+    assert written["provenance"]["codec"] == "q8"
     assert run("verify", str(path)).exit_code == 0
     again = tmp_path / "again.json"
     assert run("convert", str(path), "--to", "json", "-o", str(again)).exit_code == 0

@@ -26,7 +26,7 @@ from taccl.synth.schedule import as_transfers, completion_fs, time_by_priority
 
 # Chunks are not cut shorter than this, nor into more messages than lowering has room for.
 LEAST_CHUNK_BYTES = 16_384
-MOST_MESSAGES = 4_000
+MOST_CUT_MESSAGES = 4_000
 # A finer cut, or another choice, must gain so much.
 WORTHWHILE = 0.998
 # Messages that CP-SAT is asked to decide about.
@@ -167,7 +167,7 @@ def _finer(algorithm: Algorithm, topology: Topology) -> Iterator[Algorithm]:
     """The schedule with every chunk cut in 2, 4, 8, ..., each piece in messages of its own."""
     transfers = as_transfers(algorithm.messages)
     parts = 2
-    while len(transfers) * parts <= MOST_MESSAGES:
+    while len(transfers) * parts <= MOST_CUT_MESSAGES:
         finer = refined(algorithm.collective, parts)
         chunk_bytes = finer.chunk_bytes(algorithm.size_bytes)
         if chunk_bytes < LEAST_CHUNK_BYTES:

@@ -13,8 +13,16 @@ from taccl.synth.bounds.large import EXPLICIT_RANKS
 from taccl.synth.candidates import obeys
 from taccl.synth.check_algorithm import check_algorithm
 from taccl.synth.coding.bound import coded_bound, shortened
-from taccl.synth.coding.choose import MOST_MESSAGES as CODED_MESSAGES
-from taccl.synth.coding.choose import WORTHWHILE, Choice, Effort, by_links, chosen, cut_finer, polished
+from taccl.synth.coding.choose import (
+    MOST_CUT_MESSAGES,
+    WORTHWHILE,
+    Choice,
+    Effort,
+    by_links,
+    chosen,
+    cut_finer,
+    polished,
+)
 from taccl.synth.coding.node_sums import node_sums
 from taccl.synth.cost import costs, us
 from taccl.synth.lower import lower_exact
@@ -117,7 +125,7 @@ def _other_routes(
     """Schedules that may suit a codec better: sums that it may code, and routes for a cluster whose messages are
     shorter, between nodes and on all links."""
     topology = request.topology
-    if not all(cost.lossless for cost in candidates):
+    if not all(cost.lossless for cost in candidates) and request.engine in ("auto", "cp-sat"):
         yield from _node_sums(request, uncoded)
     if topology.ranks > EXPLICIT_RANKS:
         return
@@ -159,7 +167,7 @@ def _node_sums(request: Request, uncoded: Algorithm) -> Iterator[Algorithm]:
         collective = make(partition)
         priced = costs(topology, collective.chunk_bytes(request.size_bytes))
         transfers = node_sums(topology, collective)
-        if transfers is None or (len(transfers) > CODED_MESSAGES and partition != (wanted or CUTS[0])):
+        if transfers is None or (len(transfers) > MOST_CUT_MESSAGES and partition != (wanted or CUTS[0])):
             return
         messages = time_by_priority(topology, collective, priced, transfers)
         found = replace(
