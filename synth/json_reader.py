@@ -107,6 +107,13 @@ class Place:
             self.fail(f"expected a number within what a float holds, found {_shown(self.value)}")
         return found
 
+    def not_negative(self) -> float:
+        """The value, which must be a finite number and not below 0."""
+        found = self.number()
+        if found < 0:
+            self.fail(f"must not be below 0, found {_shown(self.value)}")
+        return found
+
     def exact(self) -> Fraction:
         """The value, which must be a number, or a fraction of whole numbers in a string such as "10/3"."""
         if not isinstance(self.value, int | str) or isinstance(self.value, bool):

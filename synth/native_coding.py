@@ -29,16 +29,10 @@ def read_coding(place: Place, topology: Topology, messages: int) -> CodingPlan:
     cost = next((cost for cost in topology.codecs if (cost.codec, cost.dtype) == (codec, dtype)), None)
     if cost is None:
         place.at("codec").fail(f"the topology says nothing of codec {codec!r} for {dtype!r}")
-    times = []
-    for key in ("lower_bound_us", "uncoded_time_us"):
-        time_us = place.at(key).number()
-        if time_us < 0:
-            place.at(key).fail("a time must not be below 0")
-        times.append(time_us)
     return CodingPlan(
         cost,
         read_runs(place.at("messages"), messages),
         place.at("time_fs").integer(0, MAX_FS),
-        times[0],
-        times[1],
+        place.at("lower_bound_us").not_negative(),
+        place.at("uncoded_time_us").not_negative(),
     )

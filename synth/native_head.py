@@ -51,14 +51,9 @@ def head_lines(
 def read_certificate(place: Place) -> Certificate:
     """The certificate at a place. Raises InvalidInput."""
     place.only("lower_bound_us", "bound_by", "solver_bound_us", "status", "proved_by")
-    bounds = []
-    for key in ("lower_bound_us", "solver_bound_us"):
-        bound = place.at(key).number()
-        if bound < 0:
-            place.at(key).fail("a bound must not be below 0")
-        bounds.append(bound)
+    lower_us, solver_us = (place.at(key).not_negative() for key in ("lower_bound_us", "solver_bound_us"))
     return Certificate(
-        bounds[0], place.at("bound_by").text(), bounds[1], place.at("status").text(STATUSES),
+        lower_us, place.at("bound_by").text(), solver_us, place.at("status").text(STATUSES),
         place.at("proved_by").text(),
     )  # fmt: skip
 
