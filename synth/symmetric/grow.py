@@ -24,6 +24,8 @@ class Taste:
     from_root: bool = False  # only the rank that has the chunk at first sends it to other nodes
     order: str = "arrival"  # which rank sends first: "arrival" | "depth" | "late" | "scarce"
     seed: int = 0  # 0: ties by number; else shuffled
+    # A lane stays idle where a chunk from another node will be there within this share of its next message's time.
+    patience: float = 0.0
 
 
 def grow(inst: Instance, roots: Sequence[int], taste: Taste) -> list[RepHop] | None:
@@ -57,6 +59,9 @@ class _Growth:
         self.sequence = 0
         self.random = np.random.default_rng(taste.seed) if taste.seed else None
         self.segments: dict[int, dict[int, list[int]]] = {}
+        self.coming: dict[
+            int, list[int]
+        ] = {}  # per resource a heap of the times at which lanes are kept free for it
 
     def run(self) -> list[RepHop] | None:
         events: list[tuple[int, int, int, int]] = []  # (time, 0 arrival | 1 free, chunk or resource, rank)
@@ -147,7 +152,7 @@ class _Growth:
         inst = self.inst
         queue = self.cursors[lane]
         holds = inst.lane_holds[lane]
-        while queue and self._is_free(lane, now):
+        while queue and self._is_free(lane, now) and not self._waits(lane, now):
             key, chunk, rank, position, number = queue[0]
             links = self._segments(rank)[lane]
             reached = self.arrived[chunk]
@@ -169,4 +174,25 @@ class _Growth:
             for resource, hold in holds:
                 self.free[resource] = now + hold
                 heapq.heappush(events, (now + hold, 1, resource, -1))
-            heapq.heappush(events, (now + inst.lane_transit_fs[lane], 0, chunk, target))
+            arrival = now + inst.lane_transit_fs[lane]
+            heapq.heappush(events, (arrival, 0, chunk, target))
+            if self.taste.patience and self.node_of[target] != self.node_of[rank]:
+                self._announce(arrival, target, events)
+
+    def _announce(self, arrival: int, rank: int, events: list[tuple[int, int, int, int]]) -> None:
+        """A chunk from another node will be at a rank: what it can be sent on there may wait for it."""
+        for lane, links in self._segments(rank).items():
+            if self.node_of[self.dst[links[0]]] == self.node_of[rank]:
+                for resource, _ in self.inst.lane_holds[lane]:
+                    heapq.heappush(self.coming.setdefault(resource, []), arrival)
+                    heapq.heappush(events, (arrival, 1, resource, -1))
+
+    def _waits(self, lane: int, now: int) -> bool:
+        """Whether a message that starts now would stand in the way of a chunk that is nearly there."""
+        for resource, hold in self.inst.lane_holds[lane]:
+            coming = self.coming.get(resource, [])
+            while coming and coming[0] <= now:
+                heapq.heappop(coming)
+            if coming and coming[0] - now < self.taste.patience * hold:
+                return True
+        return False

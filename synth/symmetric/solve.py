@@ -24,11 +24,20 @@ TASTES = (
     Taste(order="late"),
     Taste(from_root=True),
     Taste(order="late", from_root=True),
+    Taste(order="late", from_root=True, patience=1.0),
     Taste(order="depth"),
     Taste(order="scarce"),
     Taste(enter_once=False),
     Taste(enter_once=False, order="late"),
+    Taste(order="late", patience=0.6),
 )
+SHUFFLED = (
+    Taste(order="late", from_root=True, patience=1.0),
+    Taste(order="late"),
+    Taste(order="arrival", from_root=True),
+    Taste(order="arrival"),
+)
+FEWEST_SEEDS = 4
 # Beyond so many (chunk, link) choices the timed model finds nothing in the time people wait.
 MOST_CHOICES = 12_000
 
@@ -63,9 +72,7 @@ def solve_spread(
     them. Returns (hops, timing, engine, whether the model proved it); None when a rank cannot be reached."""
     best: tuple[Sequence[RepHop], Timing] | None = None
     trees: Sequence[RepHop] = ()
-    seeds = min(
-        effort.most_seeds, max(len(TASTES) // 2, effort.work // max(1, len(roots) * len(inst.out_links)))
-    )
+    seeds = min(effort.most_seeds, max(FEWEST_SEEDS, effort.work // max(1, len(roots) * len(inst.out_links))))
     for taste in _tastes(seed)[:seeds]:
         if best is not None and (should_stop() or best[1].time_fs <= lower_fs):
             break
@@ -135,12 +142,7 @@ def finish_both(
 
 
 def _tastes(seed: int) -> Sequence[Taste]:
-    more = [
-        Taste(order=order, from_root=from_root, seed=1 + 1000 * seed + number)
-        for number in range(200)
-        for order in ("late", "arrival")
-        for from_root in (True, False)
-    ]
+    more = [replace(taste, seed=1 + 1000 * seed + number) for number in range(200) for taste in SHUFFLED]
     return (*TASTES, *more)
 
 
