@@ -10,7 +10,7 @@ READY := $(VENV)/.taccl-ready
 # mpiexec comes with the MPI wheel and lies in the environment too.
 export PATH := $(BIN):$(PATH)
 
-.PHONY: demo test lint docs bench bench-scale bench-published bench-run bench-codecs bench-cluster bench-wire bench-faults bench-growth bench-determinism clean
+.PHONY: demo test lint docs bench bench-scale bench-published bench-run bench-codecs bench-cluster bench-wire bench-faults bench-gpu bench-growth bench-determinism clean
 
 demo: $(READY)
 	taccl demo -o demo-out
@@ -63,6 +63,11 @@ bench-cluster: $(READY)
 # Prints the table "Coded messages" of docs/benchmarks.md; about eight minutes, as root. BENCH="broadcast float32" asks for a part.
 bench-wire: $(READY)
 	@python docs/benchmarks_wire.py $(BENCH)
+
+# Prints a table of programs in device memory beside a copy on the device; a minute, on a machine with a GPU.
+# BENCH="4 allreduce" asks for a part.
+bench-gpu: $(READY)
+	@python docs/benchmarks_gpu.py $(BENCH)
 
 # Prints seconds against ranks and draws docs/growth.svg; about ten minutes.
 bench-growth: $(READY)

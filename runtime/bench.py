@@ -32,6 +32,8 @@ from taccl.runtime.calibration import Message, Span, spans
 from taccl.runtime.codec_thread import CodecThread
 from taccl.runtime.codecs import Codec
 from taccl.runtime.coded import Coding
+from taccl.runtime.cuda_ipc import CudaIpcTransport, room_bytes
+from taccl.runtime.device_memory import PIECE_BYTES, DeviceMemory
 from taccl.runtime.dtypes import DType, inside_type
 from taccl.runtime.job import Job, Neighbours
 from taccl.runtime.layout import Layout, layout
@@ -39,9 +41,10 @@ from taccl.runtime.paced import PacedTransport
 from taccl.runtime.planned import Planned
 from taccl.runtime.reference import Reference
 from taccl.runtime.shm import ROOM_BYTES, ROOMS, SharedMemoryTransport
+from taccl.runtime.staged import StagedTransport, pinned_bytes, slots
 from taccl.runtime.trace import Trace
 from taccl.runtime.transport import Transport
-from taccl.runtime.transports import MpiTransport, StagedTransport
+from taccl.runtime.transports import MpiCudaTransport, MpiTransport
 from taccl.synth.collective import ROOTED, Collective
 from taccl.synth.program import SENDS, Program
 
@@ -226,19 +229,32 @@ def _measure_mode(
         needed += internal_bytes(other[0], job.rank, other[1], dtype, inside)
     if codec is not None and op is not None:  # the run without codec, which lossless sums are compared with
         needed += internal_bytes(plain, job.rank, shape, dtype, inside)
-    job.together("the check of memory", lambda: _check_memory(job, compiled, shape, dtype, settings, needed))
-    empty = job.memory.empty if settings.buffers == "shared" else np.empty
+    cuda = gpu.Cuda(gpu.load()) if settings.device == "cuda" else None
+    pinned = 0
+    if cuda is not None:
+        for one, on in [(compiled, shape)] if other is None else [(compiled, shape), other]:
+            rooms, slots_bytes = _device_bytes(one, on, dtype, inside, settings, neighbours, job.rank)
+            needed, pinned = needed + rooms, pinned + slots_bytes
+    job.together(
+        "the check of memory",
+        lambda: _check_memory(job, compiled, shape, dtype, settings, neighbours, needed, pinned, cuda),
+    )
+    empty = job.memory.empty if settings.buffers == "shared" and settings.device == "host" else np.empty
     guarded = check.allocate(collective, shape, job.rank, dtype, inplace, empty)
     host = guarded.buffers
-    cuda = gpu.Cuda(gpu.load()) if settings.device == "cuda" else None
-    buffers = host if cuda is None else _device_buffers(cuda, compiled, shape, dtype, job.rank)
+    # One for all that the mode binds: a process may open a piece once.
+    devices = None if cuda is None else DeviceMemory(cuda)
+    buffers = host
+    if cuda is not None and devices is not None:
+        place = devices.empty if settings.buffers == "shared" else cuda.xp.empty
+        buffers = _device_buffers(place, compiled, shape, dtype, job.rank)
 
     marks: list[tuple[int, float]] = []
 
     def bind(one: Compiled, on: Layout) -> Bound:
         noted = marks if settings.calibrate and one is compiled else None
-        transport, own = _transport(job, one, on.chunk_elements * inside.bytes, settings, neighbours, cuda)
-        xp = cuda.xp if cuda else np
+        chunk_bytes = on.chunk_elements * inside.bytes
+        transport, own = _transport(job, one, chunk_bytes, settings, neighbours, cuda, devices)
         bound = job.together(
             "the binding of the program",
             lambda: Bound(
@@ -249,12 +265,13 @@ def _measure_mode(
                 dtype,
                 op,
                 transport,
-                xp,
+                np,
                 own,
                 inside,
                 noted,
                 codec if one is compiled else None,
                 coder,
+                cuda,
             ),
         )
         job.connect(bound)
@@ -288,18 +305,33 @@ def _measure_mode(
             for bound in bounds:
                 bound.close()
                 bound.transport.close()
+        if cuda is not None:
+            job.barrier()  # nobody has this rank's memory open any more, which goes now
     return Measurement(mine, wrong, outside, error, its, seen, (int(sent[0]), int(sent[1])))
 
 
 def _transport(
-    job: Job, compiled: Compiled, chunk_bytes: int, settings: Settings, neighbours: Neighbours, cuda: Any
+    job: Job,
+    compiled: Compiled,
+    chunk_bytes: int,
+    settings: Settings,
+    neighbours: Neighbours,
+    cuda: gpu.Cuda | None,
+    devices: DeviceMemory | None,
 ) -> tuple[Transport, Callable[[int, Any], Any] | None]:
     """The transport, and where the memory that the program needs inside comes from (None: anywhere)."""
-    over_mpi = MpiTransport(job.MPI, job.data, chunk_bytes, cuda)
-    if cuda is not None and settings.transport == "staged-mpi":
-        return StagedTransport(over_mpi, cuda), None
+    over_mpi = MpiTransport(job.MPI, job.data, chunk_bytes)
     between: Transport = over_mpi
-    if cuda is None and settings.pace and len(set(neighbours.nodes)) > 1:
+    if cuda is not None and devices is not None:
+        staged = "staged-mpi" in (settings.transport, settings.others)
+        between = StagedTransport(over_mpi, cuda) if staged else MpiCudaTransport(over_mpi)
+        if settings.transport != "cuda-ipc":
+            return between, None
+        sharing = neighbours.sharing
+        return CudaIpcTransport(
+            job.memory, devices, cuda, job.rank, sharing, compiled.messages, between
+        ), devices.empty
+    if settings.pace and len(set(neighbours.nodes)) > 1:
         between = PacedTransport(job.MPI, over_mpi, job.receipts, neighbours.nodes)
     if settings.transport == "shm":
         node = neighbours.sharing[job.rank]
@@ -307,13 +339,15 @@ def _transport(
     return between, None
 
 
-def _device_buffers(cuda: Any, compiled: Compiled, shape: Layout, dtype: DType, rank: int) -> Buffers:
+def _device_buffers(
+    empty: Callable[[int, Any], Any], compiled: Compiled, shape: Layout, dtype: DType, rank: int
+) -> Buffers:
     collective = compiled.collective
     lengths = buffer_elements(collective, shape, rank)
     pair = collective.inplace[rank] if compiled.inplace else None
     if pair is None:
-        return Buffers(cuda.xp.empty(lengths[0], dtype.numpy), cuda.xp.empty(lengths[1], dtype.numpy))
-    memory = cuda.xp.empty(shape.start(memory_chunks(collective, rank)), dtype.numpy)
+        return Buffers(empty(lengths[0], dtype.numpy), empty(lengths[1], dtype.numpy))
+    memory = empty(shape.start(memory_chunks(collective, rank)), dtype.numpy)
     first = shape.start(pair[0]), shape.start(pair[1])
     return Buffers(memory[first[0] : first[0] + lengths[0]], memory[first[1] : first[1] + lengths[1]])
 
@@ -341,12 +375,48 @@ def _time(
     return timings[0], timings[1] if reference is not None else None
 
 
+def _device_bytes(
+    compiled: Compiled,
+    shape: Layout,
+    dtype: DType,
+    inside: DType,
+    settings: Settings,
+    neighbours: Neighbours,
+    rank: int,
+) -> tuple[int, int]:
+    """What a program's messages need on a device beside its buffers, and of pinned host memory."""
+    chunk_bytes = shape.chunk_elements * inside.bytes
+    near = neighbours.sharing[rank] if settings.transport == "cuda-ipc" else ()
+    copied = settings.buffers == "private" and not shape.padded and inside == dtype
+    rooms, staged = [], []
+    for op in compiled.plans[rank].operations:
+        extent = op.src if op.kind == "send" else op.dst
+        if op.kind not in ("send", "recv") or extent is None:
+            continue
+        nbytes = extent[2] * chunk_bytes
+        if op.peer not in near:
+            staged.append(nbytes)
+        elif op.kind == "send" and copied and extent[0] in "io":
+            rooms.append(nbytes)
+    pieces = 8 * PIECE_BYTES if settings.transport == "cuda-ipc" else 0  # each is rounded up
+    through_host = "staged-mpi" in (settings.transport, settings.others)
+    return room_bytes(rooms) + pieces, pinned_bytes(staged, slots(staged)) if through_host else 0
+
+
 def _check_memory(
-    job: Job, compiled: Compiled, shape: Layout, dtype: DType, settings: Settings, inside: int
+    job: Job,
+    compiled: Compiled,
+    shape: Layout,
+    dtype: DType,
+    settings: Settings,
+    neighbours: Neighbours,
+    inside: int,
+    pinned: int,
+    cuda: gpu.Cuda | None,
 ) -> None:
     lengths = buffer_elements(compiled.collective, shape, job.rank)
     mine = sum(lengths) * dtype.bytes
-    on_host = mine + (inside if settings.device == "host" else 0)
+    on_host = mine + (inside if cuda is None else pinned)
     if settings.transport == "shm" and settings.buffers == "private":
         on_host += min(ROOM_BYTES, ROOMS * mine)
     free = available_bytes()
@@ -355,11 +425,14 @@ def _check_memory(
             f"a size of {shape.elements * dtype.bytes} bytes needs {on_host} bytes on each of "
             f"{job.board.node_ranks} ranks here, and {free} bytes are free; use a smaller -e"
         )
-    if settings.device == "cuda":
-        free = gpu.Cuda(gpu.load()).free_bytes()
-        if mine + inside > free * MEMORY_SHARE:
+    if cuda is not None:
+        free = cuda.free_bytes()
+        device = (neighbours.nodes[job.rank], neighbours.devices[job.rank])
+        ranks = list(zip(neighbours.nodes, neighbours.devices, strict=True)).count(device)
+        if (mine + inside) * ranks > free * MEMORY_SHARE:
+            there = "" if ranks == 1 else f" from each of {ranks} ranks"
             raise EnvironmentProblem(
-                f"a size of {shape.elements * dtype.bytes} bytes needs {mine + inside} bytes on the device, "
+                f"a size of {shape.elements * dtype.bytes} bytes needs {mine + inside} bytes{there} on the device, "
                 f"and {free} are free; use a smaller -e"
             )
 

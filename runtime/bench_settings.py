@@ -22,8 +22,8 @@ class Settings:
     warmup: int
     checks: int  # runs whose result is compared; 0: no check
     device: str  # "host" | "cuda"
-    transport: str  # "shm" | "mpi" | "mpi-cuda" | "staged-mpi"
-    buffers: str  # "private" | "shared": whether the collective's buffers lie in shared memory
+    transport: str  # "shm" | "mpi" | "cuda-ipc" | "mpi-cuda" | "staged-mpi"
+    buffers: str  # "private" | "shared": whether the collective's buffers lie in memory that other ranks read
     pace: bool  # between nodes, of messages in host memory
     accumulate: str  # "type" | "float32": in which 16-bit floats are reduced on their way
     reference: bool
@@ -35,3 +35,4 @@ class Settings:
     )
     codec_at: str = "collective"  # "collective": once from source to destination, "hop": at every hop
     recode: bool = False  # partial sums may be coded at every hop
+    others: str = "mpi"  # beside "shm" and "cuda-ipc": how messages reach the ranks that these do not

@@ -19,6 +19,7 @@ from taccl.runtime.compile import Plan, compile_ranks
 from taccl.runtime.dtypes import DType, combiner, divide
 from taccl.runtime.executor import Executor
 from taccl.runtime.frames import FrameMemory, frame_sizes
+from taccl.runtime.gpu import Cuda
 from taccl.runtime.layout import Layout
 from taccl.runtime.trace import Trace, trace
 from taccl.runtime.transport import Transport
@@ -112,7 +113,8 @@ class Bound:
     buffers: arrays of `dtype`, of the lengths that `buffer_elements` says. op: one of dtypes.OPS, None for
     collectives that only move data. `transport` stays the caller's to close. empty: gives memory that is needed
     inside, of (elements, numpy type); None: the array module's own. inside: the type in which the program moves and
-    reduces, when it is another than that of the buffers. marks: as in `Executor`. codec, coder: of a coded plan.
+    reduces, when it is another than that of the buffers. marks: as in `Executor`. codec, coder: of a coded plan. cuda:
+    where buffers and memory are on a device.
 
     After the constructor all ranks exchange their transports' offers, and then `connect` makes it ready to run.
     """
@@ -132,7 +134,10 @@ class Bound:
         marks: list[tuple[int, float]] | None = None,
         codec: Codec | None = None,
         coder: Coder | None = None,
+        cuda: Cuda | None = None,
     ) -> None:
+        xp = xp if cuda is None else cuda.xp
+        self._cuda = cuda
         empty = xp.empty if empty is None else empty
         inside = inside or dtype
         collective = compiled.collective
@@ -140,7 +145,6 @@ class Bound:
             (len(team) for team in collective.teams if rank in team), 1
         )  # whose sum avg divides
         self._op = op
-        self._xp = xp
         self.user = buffers
         self._layout = layout
         self._inner = buffers
@@ -169,7 +173,7 @@ class Bound:
         if codec is not None:
             sizes = frame_sizes(codec, inside, chunk)
             frames = FrameMemory(sizes, empty(plan.slots * sizes.stride, np.uint8))
-        self.executor = Executor(plan, memory, chunk, combine, transport, xp, marks, frames, coder)
+        self.executor = Executor(plan, memory, chunk, combine, transport, marks, frames, coder, cuda)
 
     @staticmethod
     def _padded(
@@ -206,7 +210,6 @@ class Bound:
             chunk, source, target = self._layout.chunk_elements, self.user.input, self._inner.input
             for index, first, last in self._input_pieces:
                 target[index * chunk : index * chunk + last - first] = source[first:last]
-            self._flush()
         self.executor.start()
 
     def finish(self) -> None:
@@ -217,12 +220,8 @@ class Bound:
             chunk, source, target = self._layout.chunk_elements, self._inner.output, self.user.output
             for index, first, last in self._output_pieces:
                 target[first:last] = source[index * chunk : index * chunk + last - first]
-        if self._copies or self._divides:
-            self._flush()
-
-    def _flush(self) -> None:
-        if self.transport.flush is not None:
-            self.transport.flush()
+        if self._cuda is not None and (self._copies or self._divides):
+            self._cuda.synchronize()
 
     def close(self) -> None:
         """Free the transport's requests."""

@@ -152,13 +152,28 @@ def _gpu() -> list[Check]:
         reason = "there is no usable GPU"
         return [
             Check("gpu", False, why or "CuPy lists no device", advice),
+            Check("cuda ipc", False, reason, "nothing to do before there is a GPU"),
             Check("cuda-aware mpi", False, reason, "nothing to do before there is a GPU"),
         ]
     assert document is not None
     listed = Check("gpu", True, f"CuPy {document['cupy']}: {', '.join(devices)}")
     aware, detail = mpi_takes_device_memory()
     advice = "device memory goes through pinned host memory (staged-mpi); an MPI built for CUDA avoids that"
-    return [listed, Check("cuda-aware mpi", aware, detail, advice)]
+    return [listed, _ipc(), Check("cuda-aware mpi", aware, detail, advice)]
+
+
+def _ipc() -> Check:
+    advice = "ranks of a node exchange device memory through MPI instead"
+    path = mpi.mpiexec()
+    if path is None:
+        return Check("cuda ipc", False, "there is no mpiexec to try it with", advice)
+    document, why = child([path, "-n", "2", *_probe("ipc")])
+    if document is None:
+        return Check("cuda ipc", False, why, advice)
+    if document["why_not"] or document["ranks"] != 2:
+        return Check("cuda ipc", False, str(document["why_not"]) or "no second rank was started", advice)
+    where = " and ".join(document["devices"])
+    return Check("cuda ipc", True, f"two ranks read each other's device memory, on {where}")
 
 
 def mpi_takes_device_memory() -> tuple[bool, str]:

@@ -14,6 +14,9 @@ messages go one way.
 Short messages of one node need none of this. Where every message of the job is finished for its sender when it is sent
 (`Transport.buffered`), each rank does its operations in the order of the trace. That order is one for all ranks, and
 in it each message is sent before it is received; so the first operation that is not done can always be done.
+
+On a device local operations are put on streams (`runtime/streams.py`), and one more operation ends the run: it waits
+until all streams are done.
 """
 
 from __future__ import annotations
@@ -29,6 +32,8 @@ import numpy as np
 from taccl.runtime.codec_thread import CodecThread, Coder, Inline
 from taccl.runtime.compile import Operation, Plan, Range, essential, followers, staged
 from taccl.runtime.frames import FrameMemory
+from taccl.runtime.gpu import Cuda
+from taccl.runtime.streams import PASSED, SETTLED, WORK, Lane, Streams
 from taccl.runtime.transport import Message, Port, Transport, used_bytes
 
 PATIENCE = 16  # polls without success before all outstanding messages are polled
@@ -47,7 +52,7 @@ class Executor:
     Made in two steps, because a receive may have to know where its sender's data lie: the constructor registers the
     sends, `connect` the receives. `combine` reduces two arrays into a third, `out`. `marks` gets what the last run did
     when: the operation and the time (perf_counter) of each send's start and of each receive's arrival. frames, coder:
-    of a coded plan, its frame memory and what works on it.
+    of a coded plan, its frame memory and what works on it. cuda: where memory is on a device.
     """
 
     def __init__(
@@ -57,17 +62,19 @@ class Executor:
         chunk_elements: int,
         combine: Callable[..., object],
         transport: Transport,
-        xp: Any = np,
         marks: list[tuple[int, float]] | None = None,
         frames: FrameMemory | None = None,
         coder: Coder | None = None,
+        cuda: Cuda | None = None,
     ) -> None:
         self.plan = plan
+        self._operations = plan.operations
+        self._streams = None if cuda is None else Streams(cuda, plan.operations)
         self._frames, self._coder = frames, coder
         self._sized = frames is not None and frames.sizes.sized
         self.transport = transport
         self.left = 0  # operations; falls while there is progress
-        self._memory, self._chunk, self._combine, self._xp = memory, chunk_elements, combine, xp
+        self._memory, self._chunk, self._combine = memory, chunk_elements, combine
         self._marks = marks
         self._messages: dict[int, Message] = {}
         self._closed = ""  # what the beginning of the run waits for
@@ -76,8 +83,11 @@ class Executor:
         for number, op in enumerate(plan.operations):
             if op.kind == "send":
                 self._messages[number] = transport.send(
-                    self._view(op.src), op.peer, op.tag, self._sized and bool(op.frames)
+                    self._view(op.src), op.peer, op.tag, self._sized and bool(op.frames), *self._lane(number)
                 )
+
+    def _lane(self, number: int) -> tuple[Lane, ...]:
+        return () if self._streams is None else (self._streams.lanes[number],)
 
     def _view(self, extent: Range | None) -> Any:
         assert extent is not None
@@ -93,7 +103,7 @@ class Executor:
         for number, op in enumerate(operations):
             if op.kind == "recv":
                 self._messages[number] = self.transport.recv(
-                    self._view(op.dst), op.peer, op.tag, self._sized and bool(op.frames)
+                    self._view(op.dst), op.peer, op.tag, self._sized and bool(op.frames), *self._lane(number)
                 )
         in_order = self.transport.buffered and self._marks is None
         if self._frames is not None:
@@ -102,7 +112,9 @@ class Executor:
         if self._steps:
             self._run = self._in_order()
             return
-        needed = essential(operations)
+        if self._streams is not None:
+            self._order_streams(self._streams)
+        needed = essential(self._operations)
         found = followers(needed)
         self._counts = [len(before) for before in needed]
         self._lay_lines([bool(later) for later in found])
@@ -111,6 +123,24 @@ class Executor:
         self._ready: list[int] = []
         self._waited = 0  # operations left, of those that are not late sends
         self._vain = 0  # polls without success, one after another
+
+    def _order_streams(self, streams: Streams) -> None:
+        """Say what waits for what on the device, and add the operation that ends a run."""
+        operations, messages = self.plan.operations, self._messages
+        needed = essential(operations)
+
+        def leaves(number: int) -> str:
+            message = messages.get(number)
+            if message is None or message.queued:
+                return WORK
+            if operations[number].kind == "send" or message.view is None:
+                return SETTLED
+            return PASSED if self._lends(number) else WORK
+
+        streams.connect(needed, [leaves(n) for n in range(len(operations))], set(messages))
+        last = tuple(number for number, later in enumerate(followers(needed)) if not later)
+        self._operations = (*operations, Operation("end", None, None, None, -1, 0, -1, -1, -1, last))
+        messages[len(operations)] = streams.last()
 
     def _bind_codec(self, in_order: bool) -> None:
         """Make pieces of work of the operations on frames. in_order: they are done where they stand."""
@@ -126,7 +156,7 @@ class Executor:
 
     def _write_scripts(self, needed: Sequence[Sequence[int]], found: Sequence[Sequence[int]]) -> None:
         """The script of the beginning of operation n is at n, that of the arrival of message n at ~n."""
-        operations, messages, flush = self.plan.operations, self._messages, self.transport.flush
+        operations, messages = self._operations, self._messages
 
         def messages_first(numbers: Sequence[int]) -> list[int]:
             return sorted(numbers, key=lambda n: (n not in messages, n))
@@ -145,7 +175,6 @@ class Executor:
                 stack.extend(messages_first(alone)[::-1])
                 nearer.extend(later for later in found[number] if len(needed[later]) > 1)
 
-            flushed = False
             if arrived is not None:
                 if self._marks is not None and operations[arrived].kind == "recv":
                     actions.append(self._mark(arrived))
@@ -157,14 +186,9 @@ class Executor:
                 action = self._action(number, operations[number])
                 if self._marks is not None and operations[number].kind == "send":
                     actions.append(self._mark(number))
-                if number in messages and flush is not None and not flushed:
-                    # It may read or overwrite what a local operation still works on.
-                    actions.append(flush)
-                    flushed = True
                 if action is not None:
                     actions.append(action)
                 if number not in messages or messages[number].port is None:
-                    flushed = False
                     finish(number)
                 elif not self._is_late[number]:
                     started.append(number)
@@ -226,7 +250,7 @@ class Executor:
 
     def _lay_lines(self, awaited: Sequence[bool]) -> None:
         """Give every polled message its line, and each port the first messages of its lines."""
-        operations = self.plan.operations
+        operations = self._operations
         self._tokens = [m.token if (m := self._messages.get(n)) else None for n in range(len(operations))]
         # Of each polled message: the outstanding messages of its connection in order, the list in which the token of
         # the first of them stands, and its place there.
@@ -276,10 +300,20 @@ class Executor:
         lender = self._messages[number - 1] if self._lends(number - 1) else None
         operand = self._view(received) if lender is None else lender.view
         if op.kind == "copy":
-            return _then(self._copy(self._view(op.dst), operand), lender)
-        return _then(
-            functools.partial(self._combine, self._view(op.src), operand, out=self._view(op.dst)), lender
-        )
+            return self._then(number, self._copy(number, self._view(op.dst), operand), lender)
+        mine, result = self._view(op.src), self._view(op.dst)
+        if self._streams is not None:
+            work = self._streams.reduce(number, self._combine, mine, operand, result)
+        else:
+            work = functools.partial(self._combine, mine, operand, out=result)
+        return self._then(number, work, lender)
+
+    def _then(self, number: int, work: Action, lender: Message | None) -> Action:
+        """A local operation's work, and after it the word to the sender that its memory was read."""
+        release = None if lender is None else lender.release
+        if self._streams is not None:
+            return self._streams.work(number, work, release)
+        return work if release is None else _both(work, release)
 
     def _lends(self, number: int) -> bool:
         """Whether this is a receive after which the next operation reads the sender's memory."""
@@ -302,12 +336,12 @@ class Executor:
                 used = used_bytes(view)
                 target[:used] = view[:used]
 
-            return _then(copy, message)
-        return _then(self._copy(self._view(op.dst), message.view), message)
+            return self._then(number, copy, message)
+        return self._then(number, self._copy(number, self._view(op.dst), message.view), message)
 
-    def _copy(self, target: Any, source: Any) -> Action:
-        if self._xp is not np:
-            return functools.partial(self._xp.copyto, target, source)
+    def _copy(self, number: int, target: Any, source: Any) -> Action:
+        if self._streams is not None:
+            return self._streams.copy(number, target, source)
         # Assignment to a memoryview has a third of the cost of numpy's, and moves as many bytes a second.
         into, of = memoryview(target.view(np.uint8)), memoryview(source.view(np.uint8))
         return functools.partial(into.__setitem__, slice(None), of)
@@ -322,6 +356,8 @@ class Executor:
         self._closed = self.transport.begin()
         if self._marks is not None:
             self._marks.clear()
+        if self._streams is not None:
+            self._streams.begin()
         if self._steps:
             self.left = len(self._steps)
             return
@@ -396,8 +432,6 @@ class Executor:
         self._waited, self._vain = waited, vain
         if self.left:
             return False
-        if self.transport.flush is not None:
-            self.transport.flush()
         self.transport.end()
         return True
 
@@ -460,13 +494,15 @@ class Executor:
 
     def describe(self) -> str:
         """What the run waits for, for the message that ends a job."""
-        operations, waiting = self.plan.operations, self.waiting()
+        operations, waiting = self._operations, self.waiting()
         if self._closed:
             return f"it waits {self._closed}"
         if not waiting:
             return f"it has {self.left} operations left and waits for no message"
         number = next((n for n in waiting if operations[n].kind == "recv"), waiting[0])
         op = operations[number]
+        if op.kind == "end":
+            return "it waits for its device to finish what was started"
         if op.peer < 0:
             return f"threadblock {op.threadblock}, step {op.step} waits for its codec to {op.kind} frames"
         what = "a message from" if op.kind == "recv" else "its message to be received by"
@@ -512,14 +548,9 @@ def _true() -> bool:
     return True
 
 
-def _then(work: Action, lender: Message | None) -> Action:
-    """The work, and after it the word to the sender that its memory was read."""
-    if lender is None or lender.release is None:
-        return work
-    release = lender.release
-
+def _both(work: Action, then: Action) -> Action:
     def both() -> None:
         work()
-        release()
+        then()
 
     return both

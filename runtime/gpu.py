@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import functools
 import warnings
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 
-from taccl.errors import EnvironmentProblem, UsageError
+from taccl.errors import EnvironmentProblem, RunFailed, UsageError
 
 Array = np.ndarray[Any, Any]
 
@@ -64,6 +65,17 @@ def choose(device: str) -> str:
     return device
 
 
+def check_reductions(types: Iterable[np.dtype[Any]]) -> None:
+    """Raise EnvironmentProblem for a type that CuPy cannot reduce: bfloat16, without ml_dtypes or before CuPy 14."""
+    cupy = load()
+    for dtype in types:
+        if f"{dtype.char * 2}->{dtype.char}" not in cupy.add.types:
+            raise EnvironmentProblem(
+                f"CuPy {cupy.__version__} does not reduce {dtype.name}; give --accumulate float32, or install CuPy 14 "
+                "or later and ml_dtypes"
+            )
+
+
 def select(local_rank: int) -> int:
     """Make the device of this rank current (ranks of a node share the devices evenly); gives its ordinal.
 
@@ -77,8 +89,12 @@ def select(local_rank: int) -> int:
     return ordinal
 
 
+NOT_READY = 600  # cudaErrorNotReady
+ANY_WAY = 4  # cudaMemcpyDefault: the addresses say which way
+
+
 class Cuda:
-    """The device operations that the runtime needs, on the current device and stream.
+    """The device operations that the runtime needs, on the current device.
 
     `xp` is cupy (or a module like it: everything here goes through it, so a double in host memory can stand
     in for a GPU).
@@ -86,6 +102,47 @@ class Cuda:
 
     def __init__(self, xp: Any) -> None:
         self.xp = xp
+
+    @property
+    def runtime(self) -> Any:
+        """CUDA's runtime, call by call."""
+        return self.xp.cuda.runtime
+
+    def stream(self) -> Any:
+        """A stream that waits for no other one unless it is told to."""
+        return self.xp.cuda.Stream(non_blocking=True)
+
+    def event(self) -> Any:
+        """An event without a time."""
+        return self.xp.cuda.Event(disable_timing=True)
+
+    def done(self, event: Any) -> bool:
+        """Whether the event, as it was last recorded, has come. Raises RunFailed when work on the device failed."""
+        status = self.runtime.eventQuery(event.ptr)
+        if status == 0:
+            return True
+        if status == NOT_READY:
+            return False
+        raise RunFailed(f"work on the device failed: {self.runtime.CUDARuntimeError(status)}")
+
+    def copy(self, target: int, source: int, nbytes: int, stream: Any) -> Callable[[], object]:
+        """What puts a copy between two addresses, of the device or of pinned host memory, on a stream."""
+        return functools.partial(self.runtime.memcpyAsync, target, source, nbytes, ANY_WAY, stream.ptr)
+
+    def within(self, stream: Any, work: Callable[[], object]) -> Callable[[], object]:
+        """What puts array operations on a stream."""
+
+        def put() -> None:
+            with stream:
+                work()
+
+        return put
+
+    def array(self, address: int, elements: int, dtype: Any, owner: object) -> Any:
+        """(elements,) of device memory that lives as long as the owner, which the array keeps."""
+        nbytes = elements * np.dtype(dtype).itemsize
+        memory = self.xp.cuda.UnownedMemory(address, nbytes, owner, self.runtime.getDevice())
+        return self.xp.ndarray((elements,), dtype, self.xp.cuda.MemoryPointer(memory, 0))
 
     def pinned(self, nbytes: int) -> Array:
         """(nbytes,) uint8 host memory that the device copies from and to at full speed."""
@@ -102,9 +159,21 @@ class Cuda:
         self.synchronize()
 
     def synchronize(self) -> None:
-        """Wait for everything that was started on the stream."""
+        """Wait for everything that was started on the current stream."""
         self.xp.cuda.get_current_stream().synchronize()
 
     def free_bytes(self) -> int:
-        """Free memory of the device."""
-        return int(self.xp.cuda.runtime.memGetInfo()[0])
+        """Free memory of the device, what CuPy keeps for later included."""
+        self.xp.get_default_memory_pool().free_all_blocks()
+        return int(self.runtime.memGetInfo()[0])
+
+    def bus_id(self) -> str:
+        """What names the device on its host, whatever CUDA_VISIBLE_DEVICES says."""
+        return str(self.runtime.deviceGetPCIBusId(self.runtime.getDevice()))
+
+
+def address(array: Any) -> int:
+    """Where an array begins, of the device or of the host."""
+    if isinstance(array, np.ndarray):
+        return int(array.__array_interface__["data"][0])
+    return int(array.data.ptr)

@@ -35,11 +35,13 @@ SPINS = 2  # empty polls before the core is offered to others, when every rank h
 
 @dataclass(frozen=True, slots=True)
 class Neighbours:
-    """Of each rank its node and those that it shares memory with, itself among them, and why this rank shares none."""
+    """Of each rank its node and those that it shares memory with, itself among them, and why this rank shares none, or
+    not with all of its node."""
 
     nodes: tuple[int, ...]  # named by their first ranks
     sharing: tuple[tuple[int, ...], ...]
     why_not: str
+    devices: tuple[str, ...] = ()  # of each rank its device's name on the host, where buffers are on devices
 
 
 class Job:

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from taccl.runtime.streams import Lane
 from taccl.runtime.transport import Message, Plain, used_bytes
 from taccl.runtime.transports import MpiTransport
 
@@ -61,7 +62,7 @@ class PacedTransport(Plain):
     def _receipt(self) -> list[Any]:
         return [np.empty(0, np.uint8), 0, self._mpi.BYTE]
 
-    def send(self, array: Any, peer: int, tag: int, sized: bool = False) -> Message:
+    def send(self, array: Any, peer: int, tag: int, sized: bool = False, lane: Lane | None = None) -> Message:
         if self._plain(array, peer):
             return self._inner.send(array, peer, tag, sized)
         buffers = self._segments(array, tag)
@@ -75,7 +76,7 @@ class PacedTransport(Plain):
         message = _Outgoing(self, to, segments, lengths, receipts, shorter)
         return Message(self, message, message.start, free=message.free)
 
-    def recv(self, array: Any, peer: int, tag: int, sized: bool = False) -> Message:
+    def recv(self, array: Any, peer: int, tag: int, sized: bool = False, lane: Lane | None = None) -> Message:
         if self._plain(array, peer):
             return self._inner.recv(array, peer, tag, sized)
         segments = [self._inner.comm.Recv_init(buffer, peer, tag) for buffer in self._segments(array, tag)]

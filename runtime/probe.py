@@ -5,6 +5,7 @@
     python -m taccl.runtime.probe shared            whether processes can share memory
     mpiexec -n 2 python -m taccl.runtime.probe pair [BYTES...]    a checked exchange of host memory
     mpiexec -n 2 python -m taccl.runtime.probe cuda               the same with device memory
+    mpiexec -n 2 python -m taccl.runtime.probe ipc                whether two ranks read each other's device memory
 
 Each prints one JSON document on stdout (of rank 0).
 """
@@ -90,11 +91,24 @@ def exchange(device: bool) -> dict[str, object]:
     return {"right": bool(everyone), "ranks": comm.Get_size()}
 
 
+def ipc() -> dict[str, object]:
+    """Two ranks open and read each other's device memory."""
+    from taccl.runtime.device_memory import DeviceMemory
+    from taccl.runtime.device_trial import share_devices
+    from taccl.runtime.job import Job
+
+    with Job(30.0) as job:
+        gpu.select(job.board.node_slot)
+        cuda = gpu.Cuda(gpu.load())
+        found = share_devices(job, cuda, DeviceMemory(cuda), job.share_memory())
+    return {"why_not": found.why_not, "ranks": job.ranks, "devices": sorted(set(found.devices))}
+
+
 def main(what: str) -> None:
     """Print the JSON of one probe."""
     probes: dict[str, Callable[[], dict[str, object]]] = {
         "library": library, "gpu": devices, "shared": lambda: {"why_not": shared.try_out()},
-        "pair": lambda: exchange(False), "cuda": lambda: exchange(True),
+        "pair": lambda: exchange(False), "cuda": lambda: exchange(True), "ipc": ipc,
     }  # fmt: skip
     document = probes[what]()
     if mpi.launcher().rank == 0:

@@ -9,9 +9,7 @@ A message goes one of three ways.
 - Elsewhere: its data are private and it is long. It takes the other transport: an MPI library has the kernel copy it
   from one process to the other, which costs less than two copies that leave the caches.
 
-A flag is an 8-byte cell that holds the number of the run. A rank polls cells of its own control memory only, and
-others write them. On x86 a store is seen after the stores before it, and loads are done in order, so data need no
-other fence. Between polls the executor offers the core to other processes.
+Ranks tell each other by flags (`runtime/flags.py`). Between polls the executor offers the core to other processes.
 """
 
 from __future__ import annotations
@@ -22,7 +20,9 @@ from typing import Any
 import numpy as np
 
 from taccl.errors import EnvironmentProblem
+from taccl.runtime.flags import IDLE, Control
 from taccl.runtime.shared import Place, SharedMemory, attach
+from taccl.runtime.streams import Lane
 from taccl.runtime.transport import Message, Transport, used_bytes
 
 SHORT_BYTES = 16 * 2**10  # up to here a second copy costs less than to wait for the receiver
@@ -30,7 +30,6 @@ ORDERED_BYTES = 64 * 2**10  # up to here to look what came first costs more than
 PARCEL_BYTES = 2**20  # private messages up to this length are parcels
 ROOMS = 2  # runs whose parcels there is room for
 ROOM_BYTES = 128 * 2**20  # for the parcels of one rank; further private messages go elsewhere
-LINE_CELLS = 8  # in a cache line
 RECORD = 4  # cells of a message's record: fd, token, offset, kind
 LENT, PARCEL, ELSEWHERE = range(3)  # kinds
 FIRST = (0,)
@@ -43,8 +42,7 @@ class SharedMemoryTransport:
     """
 
     name = "shm"
-    flush: Callable[[], None] | None = None
-    idle = 0  # a cell that stays 0
+    idle = IDLE
     buffered = False
 
     def __init__(
@@ -56,15 +54,11 @@ class SharedMemoryTransport:
         others: Transport,
     ) -> None:
         self._memory, self._rank, self._others = memory, rank, others
-        self._layouts = {peer: _Layout(peer, node, counts) for peer in node}
-        mine = self._layouts[rank]
-        self._control = memory.empty(mine.cells, np.int64)
-        self._cells = self._control.data
-        # Put into service by `connect`: messages that were registered before hold the lists.
-        self._peers: dict[int, list[memoryview]] = {peer: [] for peer in node if peer != rank}
-        self._processes: dict[int, int] = {}
+        self._control = Control(memory, rank, dict.fromkeys(node, node), counts, RECORD)
+        # Local names: every message and every poll needs them.
+        self._layouts, self._cells = self._control.layouts, self._control.cells
+        self._peers, self._epoch = self._control.peers, self._control.epoch
         self._attached: dict[tuple[int, int], Any] = {}
-        self._epoch = [0]
         # Who must have ended the run before the last one, and whom to tell of the end of a run: by rank, the cell.
         self._parcels_to: dict[int, int] = {}
         self._ends: list[tuple[int, int]] = []  # the same, when connected
@@ -73,19 +67,18 @@ class SharedMemoryTransport:
         self._others_sends = 0  # more than 0: some message of this rank is no parcel, or a long one
         self._arena = memory.empty(0, np.uint8)
 
-    def send(self, array: Any, peer: int, tag: int, sized: bool = False) -> Message:
+    def send(self, array: Any, peer: int, tag: int, sized: bool = False, lane: Lane | None = None) -> Message:
         if peer not in self._peers or array.nbytes > ORDERED_BYTES:
             self._others_sends += 1
         if peer not in self._peers:
             return self._others.send(array, peer, tag, sized)
         layout = self._layouts[self._rank]
-        record = layout.records[peer] + RECORD * tag
         flags = self._peers[peer]
         ready = self._layouts[peer].ready[self._rank] + tag
         place = self._memory.place(array) if array.nbytes > SHORT_BYTES else None
         if place is not None:
             self._others_sends += 1
-            self._record(record, place, LENT)
+            self._record(peer, tag, place, LENT)
             epoch = self._epoch
 
             def lend() -> None:
@@ -95,16 +88,16 @@ class SharedMemoryTransport:
         room = self._carve(ROOMS * array.nbytes) if array.nbytes <= PARCEL_BYTES else None
         if room is None:
             self._others_sends += 1
-            self._record(record, None, ELSEWHERE)
+            self._record(peer, tag, None, ELSEWHERE)
             return self._others.send(array, peer, tag, sized)
-        self._record(record, self._memory.place(room), PARCEL)
+        self._record(peer, tag, self._memory.place(room), PARCEL)
         self._parcels_to[peer] = layout.ended[peer]
         put = _sized_parcel if sized else _parcel
         return Message(None, None, put(_bytes(array), memoryview(room), flags, ready, self._epoch))
 
-    def _record(self, cell: int, place: Place | None, kind: int) -> None:
+    def _record(self, peer: int, tag: int, place: Place | None, kind: int) -> None:
         where = (-1, 0, 0) if place is None else (place.fd, place.token, place.offset)
-        self._control[cell : cell + RECORD] = (*where, kind)
+        self._control.write(peer, tag, (*where, kind))
 
     def _carve(self, nbytes: int) -> Any:
         """(nbytes,) uint8 of shared memory on cache lines of its own; None when there is no more to take."""
@@ -118,34 +111,25 @@ class SharedMemoryTransport:
         return found
 
     def offer(self) -> np.ndarray[Any, Any]:
-        place = self._memory.place(self._control)
-        assert place is not None
-        words = [place.process, place.fd, place.token, self._control.nbytes, self._others_sends]
-        return np.array(words, np.int64)
+        return np.array([*self._control.words(), self._others_sends], np.int64)
 
     def connect(self, offers: np.ndarray[Any, Any]) -> None:
-        for peer, cells in self._peers.items():
-            process, fd, token, nbytes, _ = offers[peer].tolist()
-            if nbytes != 8 * self._layouts[peer].cells:
-                raise EnvironmentProblem(f"rank {peer} shares a control memory of another size")
-            control = attach(process, fd, token, nbytes, write=True)
-            cells.append(control[:nbytes].view(np.int64).data)
-            self._processes[peer] = process
+        self._control.connect(offers)
         self.buffered = not offers[:, 4].any()
         self._ends = list(self._parcels_to.items())
         self._others.connect(offers)
 
-    def recv(self, array: Any, peer: int, tag: int, sized: bool = False) -> Message:
+    def recv(self, array: Any, peer: int, tag: int, sized: bool = False, lane: Lane | None = None) -> Message:
         if peer not in self._peers:
             return self._others.recv(array, peer, tag, sized)
-        flags, record = self._peers[peer], self._layouts[peer].records[self._rank] + RECORD * tag
-        fd, token, offset, kind = flags[0][record : record + RECORD].tolist()
+        flags = self._peers[peer]
+        fd, token, offset, kind = self._control.read(peer, tag)
         if kind == ELSEWHERE:
             return self._others.recv(array, peer, tag, sized)
         length = (ROOMS if kind == PARCEL else 1) * array.nbytes
         key = (peer, token)
         if key not in self._attached:
-            self._attached[key] = attach(self._processes[peer], fd, token, 0)
+            self._attached[key] = attach(self._control.processes[peer], fd, token, 0)
         lent = self._attached[key]
         if not 0 <= offset <= len(lent) - length:
             raise EnvironmentProblem(f"rank {peer} sends from outside of the memory that it shares")
@@ -197,33 +181,6 @@ class SharedMemoryTransport:
         self._parcels_from.clear()
         self._attached.clear()
         self._others.close()
-
-
-class _Layout:
-    """Where things are in a rank's control memory, in cells. Every rank knows it of every other.
-
-    First the idle cell; then, each peer's on cache lines of their own, the cells that others write: receivers of its
-    messages, senders of those to it, and who has ended a run; then the records of its messages.
-    """
-
-    def __init__(self, rank: int, node: Sequence[int], counts: Sequence[Sequence[int]]) -> None:
-        self.done: dict[int, int] = {}
-        self.ready: dict[int, int] = {}
-        self.ended: dict[int, int] = {}
-        self.records: dict[int, int] = {}
-        at = LINE_CELLS
-        here, there = counts[rank], [row[rank] for row in counts]
-        for group, lengths in (
-            (self.done, here),
-            (self.ready, there),
-            (self.ended, [1] * len(counts)),
-            (self.records, [RECORD * count for count in here]),
-        ):
-            for peer in node:
-                if peer != rank:
-                    group[peer] = at
-                    at += -(-lengths[peer] // LINE_CELLS) * LINE_CELLS
-        self.cells = at
 
 
 def _parcel(

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from taccl.runtime.streams import Lane
 from taccl.runtime.transport import Message, Plain, used_bytes
 
 Key = tuple[int, int, int]  # source, destination, tag
@@ -61,12 +62,12 @@ class LocalTransport(Plain):
     def __init__(self, switch: LocalSwitch, rank: int) -> None:
         self._switch, self._rank = switch, rank
 
-    def send(self, array: Any, peer: int, tag: int, sized: bool = False) -> Message:
+    def send(self, array: Any, peer: int, tag: int, sized: bool = False, lane: Lane | None = None) -> Message:
         end = _End(self._switch, (self._rank, peer, tag), True, array, sized)
         self._switch.senders[end.key] = end
         return Message(self, end, end.start)
 
-    def recv(self, array: Any, peer: int, tag: int, sized: bool = False) -> Message:
+    def recv(self, array: Any, peer: int, tag: int, sized: bool = False, lane: Lane | None = None) -> Message:
         end = _End(self._switch, (peer, self._rank, tag), False, array, sized)
         if not self._switch.direct:
             return Message(self, end, end.start)

@@ -14,11 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from taccl.runtime.codecs.codec import FrameError
+
+if TYPE_CHECKING:
+    from taccl.runtime.streams import Lane
 
 OFFER_WORDS = 5  # int64 numbers that a rank tells all others when its sends are registered
 HEAD_BYTES = 16  # of a sized message
@@ -65,20 +68,19 @@ class Message:
     arrived: Callable[[], bool] | None = None
     lies: Callable[[], Any] | None = None
     free: Callable[[], object] | None = None
+    # Of a receive in device memory: finished means that the last of its work is on the lane's stream and recorded.
+    queued: bool = False
 
 
 class Transport(Protocol):
     """Moves arrays between ranks. Tags number the messages of an ordered pair of ranks from 0."""
 
     name: str
-    flush: (
-        Callable[[], None] | None
-    )  # wait for started local operations (device streams); None: they are finished
     # Whether each message of all ranks is short and finished for its sender when it is started; known when connected.
     buffered: bool
 
-    def send(self, array: Any, peer: int, tag: int, sized: bool = False) -> Message:
-        """Register a message from this contiguous array; a sized one of uint8."""
+    def send(self, array: Any, peer: int, tag: int, sized: bool = False, lane: Lane | None = None) -> Message:
+        """Register a message from this contiguous array; a sized one of uint8. lane: given on devices only."""
 
     def offer(self) -> np.ndarray[Any, Any]:
         """(OFFER_WORDS,) int64 for the other ranks, after the last `send`."""
@@ -86,7 +88,7 @@ class Transport(Protocol):
     def connect(self, offers: np.ndarray[Any, Any]) -> None:
         """Take the (ranks, OFFER_WORDS) offers of all ranks, before the first `recv`."""
 
-    def recv(self, array: Any, peer: int, tag: int, sized: bool = False) -> Message:
+    def recv(self, array: Any, peer: int, tag: int, sized: bool = False, lane: Lane | None = None) -> Message:
         """Register a message into this contiguous array."""
 
     def begin(self) -> str:
@@ -103,7 +105,6 @@ class Transport(Protocol):
 class Plain:
     """What a transport inherits whose ranks need to know nothing of each other and whose runs leave nothing behind."""
 
-    flush: Callable[[], None] | None = None
     buffered = False
 
     def offer(self) -> np.ndarray[Any, Any]:

@@ -1,4 +1,4 @@
-"""Messages through MPI: from host memory, from device memory that the library takes, or staged through the host.
+"""Messages through MPI: from host memory, or from device memory that the library takes.
 
 Persistent requests on a communicator of its own, so tags never meet the application's.
 """
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from taccl.errors import EnvironmentProblem
-from taccl.runtime.gpu import Cuda
+from taccl.runtime.streams import Lane
 from taccl.runtime.transport import Message, Plain, used_bytes
 
 LARGE_BYTES = 2**31 - 1  # above this, counts do not fit the calls of MPI before version 4
@@ -19,18 +19,14 @@ FIRST = (0,)
 
 
 class MpiTransport(Plain):
-    """Persistent MPI requests on host arrays, or on device arrays when the library takes them."""
+    """Persistent MPI requests on host arrays."""
 
     name = "mpi"
 
-    def __init__(
-        self, MPI: Any, comm: Any, chunk_bytes: int, cuda: Cuda | None = None, large_bytes: int = LARGE_BYTES
-    ) -> None:
+    def __init__(self, MPI: Any, comm: Any, chunk_bytes: int, large_bytes: int = LARGE_BYTES) -> None:
         self.comm = comm
         self._mpi = MPI
         self.idle = MPI.REQUEST_NULL
-        # MPI does not know of streams: device operations must be finished before it touches their data.
-        self.flush: Callable[[], None] | None = None if cuda is None else cuda.synchronize
         self._test_some = MPI.Request.Testsome
         self._large_bytes = large_bytes
         self._chunk_bytes = chunk_bytes
@@ -69,14 +65,14 @@ class MpiTransport(Plain):
     def _message(self, request: Any) -> Message:
         return Message(self, request, request.Start, free=request.Free)
 
-    def send(self, array: Any, peer: int, tag: int, sized: bool = False) -> Message:
+    def send(self, array: Any, peer: int, tag: int, sized: bool = False, lane: Lane | None = None) -> Message:
         if not sized:
             return self._message(self.comm.Send_init(self.data(array, tag), peer, tag))
         self.data(array, tag)  # refuses what cannot be sent at its longest
         token = SizedSend(lambda length: self.comm.Isend(self.data(array[:length], tag), peer, tag), array)
         return Message(self._sized, token, token.start)
 
-    def recv(self, array: Any, peer: int, tag: int, sized: bool = False) -> Message:
+    def recv(self, array: Any, peer: int, tag: int, sized: bool = False, lane: Lane | None = None) -> Message:
         # A receive may be longer than its message.
         return self._message(self.comm.Recv_init(self.data(array, tag), peer, tag))
 
@@ -117,43 +113,60 @@ class SizedSends:
         return [place for place, token in enumerate(tokens) if token is not None and token.request.Test()]
 
 
-class StagedTransport(Plain):
-    """Device arrays over an MPI that takes host memory only: each message has a pinned host buffer."""
+class MpiCudaTransport(Plain):
+    """Device arrays over an MPI that takes them. It knows of no streams: the device must be done with what a message
+    reads or overwrites before the message is started."""
 
-    name = "staged-mpi"
+    name = "mpi-cuda"
     idle = None
 
-    def __init__(self, inner: MpiTransport, cuda: Cuda) -> None:
-        self._inner, self._cuda = inner, cuda
-        # Before a message is started, all that may still write its data must be finished.
-        self.flush: Callable[[], None] | None = cuda.synchronize
+    def __init__(self, inner: MpiTransport) -> None:
+        self._inner = inner
+        self._early: list[_Gated] = []  # started by the executor, and the device is not ready
 
-    def send(self, array: Any, peer: int, tag: int, sized: bool = False) -> Message:
-        assert not sized, "frames on devices are not sent yet"
-        cuda, host = self._cuda, self._cuda.pinned(array.nbytes)
-        inner = self._inner.send(host, peer, tag)
-        assert inner.start is not None
-        begin = inner.start
+    def send(self, array: Any, peer: int, tag: int, sized: bool = False, lane: Lane | None = None) -> Message:
+        return self._message(self._inner.send(array, peer, tag), lane)
+
+    def recv(self, array: Any, peer: int, tag: int, sized: bool = False, lane: Lane | None = None) -> Message:
+        return self._message(self._inner.recv(array, peer, tag), lane)
+
+    def _message(self, inner: Message, lane: Lane | None) -> Message:
+        assert lane is not None
+        message = _Gated(inner, lane, self._inner.idle)
 
         def start() -> None:
-            cuda.download(host, array)
-            begin()
+            if not message.begin():
+                self._early.append(message)
 
-        return Message(self, (inner.token, None), start, free=inner.free)
-
-    def recv(self, array: Any, peer: int, tag: int, sized: bool = False) -> Message:
-        cuda, host = self._cuda, self._cuda.pinned(array.nbytes)
-        inner = self._inner.recv(host, peer, tag)
-        return Message(self, (inner.token, lambda: cuda.upload(array, host)), inner.start, free=inner.free)
+        return Message(self, message, start, free=inner.free)
 
     def poll(self, tokens: list[Any]) -> Sequence[int] | None:
+        if self._early:
+            self._early = [message for message in self._early if not message.begin()]
         idle = self._inner.idle
-        done = self._inner.poll([idle if token is None else token[0] for token in tokens])
+        done = self._inner.poll([idle if token is None else token.request for token in tokens])
         for place in done or ():
-            upload = tokens[place][1]
-            if upload is not None:
-                upload()
+            tokens[place].request = idle
         return done
 
     def close(self) -> None:
         self._inner.close()
+
+
+class _Gated:
+    """A message that is started once the device is ready for it."""
+
+    __slots__ = ("_inner", "_lane", "request")
+
+    def __init__(self, inner: Message, lane: Lane, idle: Any) -> None:
+        self._inner, self._lane = inner, lane
+        self.request = idle
+
+    def begin(self) -> bool:
+        """Start it if the device is ready; whether it is."""
+        if not self._lane.ready():
+            return False
+        assert self._inner.start is not None
+        self._inner.start()
+        self.request = self._inner.token
+        return True

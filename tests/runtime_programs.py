@@ -160,6 +160,26 @@ def shift(n, k=1):
     return program("sendrecv", n, k, gpus)
 
 
+def handed_on(n, k=1):
+    """sendrecv, where each chunk goes through the same places of scratch memory and from threadblock to threadblock."""
+    gpus = []
+    for r in range(n):
+        first, second, send, receive, last = [], [], [], [], []
+        for c in range(k):
+            first.append(("cpy", "i", c, "s", 0, 1, (1, 2 * c - 1) if c else None))
+            second.append(("nop", "i", 0, "i", 0, 0, (0, c)))
+            second.append(("cpy", "s", 0, "s", 1, 1, (2, c - 1) if c else None))
+            send.append(("s", "s", 1, "s", 2, 1, (1, 2 * c + 1)))
+            receive.append(("r", "s", 1, "s", 2, 1, (4, c - 1) if c else None))
+            last.append(("cpy", "s", 2, "o", c, 1, (3, c)))
+        tbs = [
+            (-1, -1, 0, first), (-1, -1, 0, second), ((r + 1) % n, -1, 0, send), (-1, (r - 1) % n, 0, receive),
+            (-1, -1, 0, last),
+        ]  # fmt: skip
+        gpus.append((k, k, 3, tbs))
+    return program("sendrecv", n, k, gpus)
+
+
 def direct_alltoallv(demand):
     n = len(demand)
     gpus = []

@@ -173,7 +173,7 @@ def test_what_a_sender_says_of_its_memory_is_checked(damage, words):
     receiver = shm.SharedMemoryTransport(SharedMemory(), 1, (0, 1), compiled.messages, others)
     receiver.connect(np.stack([sender.offer(), receiver.offer()]))
     assert receiver.recv(np.zeros(10**5, np.uint8), 0, 0).view is not None
-    damage(sender._control)
+    damage(np.asarray(sender._control.cells))
     with pytest.raises(EnvironmentProblem, match=words):
         receiver.recv(np.zeros(10**5, np.uint8), 0, 0)
 

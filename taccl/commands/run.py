@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from taccl.runtime.calibration import Calibration
     from taccl.runtime.job import Job
 
-TRANSPORTS = ("auto", "shm", "mpi", "mpi-cuda", "staged-mpi")
+TRANSPORTS = ("auto", "shm", "mpi", "cuda-ipc", "mpi-cuda", "staged-mpi")
 DEADLINE_S = 30.0  # default; see bench.patience_s
 UNITS = {
     "": 1, "B": 1,
@@ -132,7 +132,7 @@ class RankedCommand(click.Command):
     type=click.Choice(("private", "shared")),
     default="private",
     show_default=True,
-    help="Memory of the collective's buffers: a program's own, or the executor's shared segments.",
+    help="Memory of the collective's buffers: a program's own, or the executor's, which other ranks read.",
 )
 @click.option(
     "--pace/--no-pace",

@@ -30,7 +30,7 @@ def prepare(job: Job, options: dict[str, Any]) -> tuple[Loaded, Loaded | None, S
     from taccl.profiles.load import load_topology
     from taccl.runtime import gpu
     from taccl.runtime.bench_settings import Settings
-    from taccl.runtime.dtypes import select_dtypes, select_ops
+    from taccl.runtime.dtypes import inside_type, select_dtypes, select_ops
 
     sizes = _sizes(options)
     select_dtypes(options["dtype"] or "all")
@@ -58,6 +58,10 @@ def prepare(job: Job, options: dict[str, Any]) -> tuple[Loaded, Loaded | None, S
     device = "host" if coded.names != ("raw",) else gpu.choose(options["device"])
     if device == "cuda":
         gpu.select(job.board.node_slot)
+        if ops:
+            gpu.check_reductions(
+                inside_type(one, ops[0], options["accumulate"]).numpy for one in coded.dtypes
+            )
     settings = Settings(
         sizes_bytes=sizes, dtypes=coded.dtypes, ops=ops, modes=_modes(options, loaded),
         iterations=options["iters"], warmup=options["warmup"], checks=options["checks"], device=device,
@@ -168,51 +172,76 @@ def _modes(options: dict[str, Any], loaded: Loaded) -> tuple[str, ...]:
 
 
 def _transport(asked: str, device: str, buffers: str) -> str:
-    if buffers == "shared" and (device != "host" or asked == "mpi"):
-        raise UsageError("--buffers shared is host memory of the transport shm")
     if device == "host":
-        if asked in ("mpi-cuda", "staged-mpi"):
+        if asked in ("cuda-ipc", "mpi-cuda", "staged-mpi"):
             raise UsageError(f"--transport {asked} moves device memory; give --device cuda")
+        if buffers == "shared" and asked == "mpi":
+            raise UsageError("--buffers shared is host memory of the transport shm")
         return asked
     if asked in ("mpi", "shm"):
         raise UsageError(
-            f"--transport {asked} moves host memory; with --device cuda give mpi-cuda or staged-mpi"
+            f"--transport {asked} moves host memory; with --device cuda give cuda-ipc, mpi-cuda or staged-mpi"
         )
+    if buffers == "shared" and asked not in ("auto", "cuda-ipc"):
+        raise UsageError("--buffers shared with --device cuda is device memory of the transport cuda-ipc")
     return asked
 
 
 def with_transport(job: Job, settings: Settings) -> tuple[Settings, Neighbours]:
-    """Resolve `auto`: on the host shared memory where ranks have it; on a device rank 0 tries whether MPI takes its
-    memory, in child processes, because it may crash."""
+    """Resolve `auto`: shared memory on the host, CUDA IPC on devices, where ranks have them."""
     import dataclasses
+
+    if settings.device == "cuda":
+        return _on_devices(job, settings)
+    if settings.transport == "mpi":
+        return settings, job.alone()
+    found = job.share_memory()
+    if settings.transport == "shm" or settings.buffers == "shared":
+        job.together("the choice of the transport", lambda: _check_near(job, settings, found, "shm"))
+    wanted = settings.transport == "shm" or settings.buffers == "shared"
+    some = any(len(ranks) > 1 for ranks in found.sharing)
+    return dataclasses.replace(settings, transport="shm" if some or wanted else "mpi"), found
+
+
+def _on_devices(job: Job, settings: Settings) -> tuple[Settings, Neighbours]:
+    """CUDA IPC between ranks that reach each other's memory; to others MPI, where it takes device memory: rank 0 tries
+    that in child processes, because it may crash."""
+    from dataclasses import replace
 
     import numpy as np
 
+    from taccl.runtime import gpu
+    from taccl.runtime.device_memory import DeviceMemory
+    from taccl.runtime.device_trial import share_devices
     from taccl.runtime.doctor import mpi_takes_device_memory
 
-    if settings.device == "host" and settings.transport in ("auto", "shm"):
-        found = job.share_memory()
-        some = any(len(ranks) > 1 for ranks in found.sharing)
-        if settings.transport == "shm" or settings.buffers == "shared":
-            job.together("the choice of the transport", lambda: _check_shared(job, settings, found))
-        transport = "shm" if some or settings.transport == "shm" or settings.buffers == "shared" else "mpi"
-        return dataclasses.replace(settings, transport=transport), found
-    if settings.transport != "auto":
-        return settings, job.alone()
-    aware = job.rank == 0 and mpi_takes_device_memory()[0]
-    everyone = job.gather_bytes(np.array([aware], np.uint8), "the probe of device memory")
-    return dataclasses.replace(
-        settings, transport="mpi-cuda" if everyone[0, 0] else "staged-mpi"
-    ), job.alone()
+    cuda = gpu.Cuda(gpu.load())
+    found = share_devices(job, cuda, DeviceMemory(cuda), job.share_memory())
+    if settings.transport in ("mpi-cuda", "staged-mpi"):
+        alone = tuple((rank,) for rank in range(job.ranks))
+        return settings, replace(found, sharing=alone, why_not="")
+    shared = settings.transport == "cuda-ipc" or settings.buffers == "shared"
+    if shared:
+        job.together("the choice of the transport", lambda: _check_near(job, settings, found, "cuda-ipc"))
+    others = "staged-mpi"
+    if any(len(ranks) < job.ranks for ranks in found.sharing):
+        aware = job.rank == 0 and mpi_takes_device_memory()[0]
+        everyone = job.gather_bytes(np.array([aware], np.uint8), "the probe of device memory")
+        others = "mpi-cuda" if everyone[0, 0] else others
+    near = shared or any(len(ranks) > 1 for ranks in found.sharing)
+    return replace(settings, transport="cuda-ipc" if near else others, others=others), found
 
 
-def _check_shared(job: Job, settings: Settings, found: Neighbours) -> None:
+def _check_near(job: Job, settings: Settings, found: Neighbours, name: str) -> None:
     """Raise EnvironmentProblem when what was asked for by name cannot be."""
-    if found.why_not:
+    missing = len(found.sharing[job.rank]) < job.ranks
+    if found.why_not and missing and (settings.transport == name or len(found.sharing[job.rank]) == 1):
         raise EnvironmentProblem(f"memory cannot be shared: {found.why_not}")
-    if settings.transport == "shm" and len(found.sharing[job.rank]) < job.ranks:
+    if settings.transport == name and missing:
+        rest = "MPI" if name == "shm" else "another transport"
+        own = "shared memory" if name == "shm" else "CUDA IPC"
         raise EnvironmentProblem(
-            "--transport shm needs all ranks on one node; auto takes shared memory within nodes and MPI between them"
+            f"--transport {name} needs all ranks on one node; auto takes {own} within nodes and {rest} between them"
         )
 
 

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from taccl.synth.program import Program
 
 
+NEAR = ("shm", "cuda-ipc")  # transports that reach some ranks only
+
+
 def say_devices(job: Job, settings: Settings, neighbours: Neighbours, verbose: bool) -> None:
     """With -v one line a rank on stderr, in turn: where its buffers are, how it reaches its peers."""
     if not verbose:
@@ -26,30 +29,34 @@ def say_devices(job: Job, settings: Settings, neighbours: Neighbours, verbose: b
 
     for rank in range(job.ranks):
         if rank == job.rank:
-            say(f"taccl: rank {rank}: {_memory(settings)} buffers, {_ways(job, settings, neighbours)}")
+            where = f" on {neighbours.devices[rank]}" if neighbours.devices else ""
+            say(f"taccl: rank {rank}: {_memory(settings)} buffers{where}, {_ways(job, settings, neighbours)}")
         job.barrier()
 
 
 def _names(settings: Settings, neighbours: Neighbours) -> str:
     """The transports that the job uses."""
     everywhere = all(len(ranks) == len(neighbours.sharing) for ranks in neighbours.sharing)
-    return settings.transport if settings.transport != "shm" or everywhere else "shm+mpi"
+    if settings.transport not in NEAR or everywhere:
+        return settings.transport
+    return f"{settings.transport}+{settings.others}"
 
 
 def _memory(settings: Settings) -> str:
-    return f"{settings.buffers} host" if settings.device == "host" else settings.device
+    return f"{settings.buffers} {settings.device}"
 
 
 def _ways(job: Job, settings: Settings, neighbours: Neighbours) -> str:
     """By which transport this rank reaches which peers."""
     near = [rank for rank in neighbours.sharing[job.rank] if rank != job.rank]
-    if settings.transport != "shm" or not near:
-        rest = "mpi" if settings.transport == "shm" else settings.transport
-        why = f" ({neighbours.why_not})" if neighbours.why_not else ""
+    why = f" ({neighbours.why_not})" if neighbours.why_not else ""
+    if settings.transport not in NEAR or not near:
+        rest = settings.others if settings.transport in NEAR else settings.transport
         return f"transport {rest} to every peer{why}"
     if len(near) == job.ranks - 1:
-        return "transport shm to every peer"
-    return f"transport shm to rank{'s' * (len(near) > 1)} {', '.join(map(str, near))}, mpi to the others"
+        return f"transport {settings.transport} to every peer"
+    ranks = f"rank{'s' * (len(near) > 1)} {', '.join(map(str, near))}"
+    return f"transport {settings.transport} to {ranks}, {settings.others} to the others{why}"
 
 
 def preamble(
@@ -177,7 +184,9 @@ def document(
             "data": options["data"],
         },
         "devices": [
-            {"rank": r, "host": platform.node(), "device": settings.device} for r in range(job.ranks)
+            {"rank": r, "host": platform.node(), "device": settings.device}
+            | ({"bus_id": neighbours.devices[r]} if neighbours.devices else {})
+            for r in range(job.ranks)
         ],
         "transport": _names(settings, neighbours),
         "codec": "none" if settings.codecs == ("raw",) else ",".join(settings.codecs),

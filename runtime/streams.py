@@ -1,0 +1,152 @@
+"""Work on the device: a stream for each threadblock, and events between them.
+
+The executor's graph is the host's. There a copy or a reduction on the device counts as finished as soon as it is put
+on its threadblock's stream; so is the copy of what a message brought. What comes after it on the same stream needs
+nothing more. On another stream it first waits for the operation's event; and a message that touches host memory or
+another rank waits until the event has come, which is polled. The last operation of a run waits for all streams.
+
+An operation waits for those before it in the host's graph. Between two of them may stand a message that is settled: it
+was itself not started, or not finished, before the event had come. Behind it nothing need be waited for. Or there
+stands one whose data stay with their sender: it did nothing on the device, so that what came before it is still to be
+waited for.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from taccl.runtime.compile import Operation
+from taccl.runtime.gpu import Cuda, address
+from taccl.runtime.transport import Message
+
+Action = Callable[[], object]
+
+# What an operation leaves behind for those that follow it.
+WORK = "work"  # on its stream, and an event that is recorded
+SETTLED = "settled"  # nothing: all before it is done, and seen from the host
+PASSED = "passed"  # nothing, and what came before it may be under way
+
+
+class Lane:
+    """Where the device work of one operation goes, and what must be done on the device before it."""
+
+    __slots__ = ("_cuda", "awaited", "before", "event", "stream")
+
+    def __init__(self, cuda: Cuda, stream: Any) -> None:
+        self._cuda, self.stream = cuda, stream
+        self.event = cuda.event()
+        self.awaited = False  # whether the event need be recorded
+        self.before: tuple[Lane, ...] = ()
+
+    def order(self, stream: Any) -> None:
+        """What is put on the stream from now on comes after what must be done before."""
+        for lane in self.before:
+            if lane.stream is not stream:
+                stream.wait_event(lane.event)
+
+    def ready(self) -> bool:
+        """Whether all that must be done before is done. Never waits."""
+        done = self._cuda.done
+        return all(done(lane.event) for lane in self.before)
+
+    def record(self) -> None:
+        """The operation's work is on its stream."""
+        self.event.record(self.stream)
+
+
+class Streams:
+    """The lanes of a plan's operations; a port too: of the message by which a run waits for the device."""
+
+    idle = None
+
+    def __init__(self, cuda: Cuda, operations: Sequence[Operation]) -> None:
+        self.cuda = cuda
+        self._streams = {tb: cuda.stream() for tb in sorted({op.threadblock for op in operations})}
+        self.lanes = [Lane(cuda, self._streams[op.threadblock]) for op in operations]
+        # What the caller put on its own stream before the run.
+        self._root = Lane(cuda, None)
+        self._ends = [(cuda.event(), stream) for stream in self._streams.values()]
+        self._after: list[tuple[Any, Action]] = []  # what is to be called once an event has come
+
+    def connect(self, needed: Sequence[Sequence[int]], leaves: Sequence[str], messages: set[int]) -> None:
+        """Lay out what waits for what.
+
+        needed: of each operation those before it. leaves: of each one WORK, SETTLED or PASSED. messages: those that are
+        no copy or reduction.
+        """
+        before: list[frozenset[int]] = []  # operations, -1: the beginning of the run
+        for number, lane in enumerate(self.lanes):
+            found: set[int] = set()
+            for one in needed[number]:
+                if leaves[one] == WORK:
+                    found.add(one)
+                elif leaves[one] == PASSED:
+                    found |= before[one]
+            before.append(frozenset(found) if needed[number] else frozenset({-1}))
+            lane.before = tuple(self._root if one < 0 else self.lanes[one] for one in sorted(before[number]))
+            for other in lane.before:
+                # Messages may use streams of their own.
+                if number in messages or other.stream is not lane.stream:
+                    other.awaited = True
+
+    def begin(self) -> None:
+        """A run begins: it comes after what is on the current stream."""
+        self._root.event.record()
+
+    def copy(self, number: int, target: Any, source: Any) -> Action:
+        """What puts a copy between two arrays on the operation's stream."""
+        return self.cuda.copy(address(target), address(source), target.nbytes, self.lanes[number].stream)
+
+    def reduce(
+        self, number: int, combine: Callable[..., object], one: Any, other: Any, result: Any
+    ) -> Action:
+        """What puts a reduction of two arrays into a third on the operation's stream."""
+        # CuPy first copies an operand that overlaps the result, if it is not the same object.
+        operands = (result if address(array) == address(result) else array for array in (one, other))
+        work = functools.partial(combine, *operands, out=result)
+        return self.cuda.within(self.lanes[number].stream, work)
+
+    def work(self, number: int, put: Action, then: Action | None = None) -> Action:
+        """What puts work on the operation's stream, in its order. then: is called when the work is done."""
+        lane = self.lanes[number]
+        lane.awaited |= then is not None
+
+        def start() -> None:
+            lane.order(lane.stream)
+            put()
+            if lane.awaited:
+                lane.record()
+            if then is not None:
+                self._after.append((lane.event, then))
+
+        return start
+
+    def last(self) -> Message:
+        """The message that ends a run: it is finished when all streams are done."""
+        return Message(self, self, self._record_ends)
+
+    def _record_ends(self) -> None:
+        for event, stream in self._ends:
+            event.record(stream)
+
+    def poll(self, tokens: list[Any]) -> Sequence[int] | None:
+        """Call what has waited for its event; whether the run is over."""
+        done = self.cuda.done
+        if self._after:
+            after, self._after = self._after, []
+            self._after = [
+                (event, then) for event, then in after if not self._called(event, then)
+            ] + self._after
+        for place, token in enumerate(tokens):
+            if token is not None:
+                over = not self._after and all(done(event) for event, _ in self._ends)
+                return (place,) if over else None
+        return None
+
+    def _called(self, event: Any, then: Action) -> bool:
+        if not self.cuda.done(event):
+            return False
+        then()
+        return True

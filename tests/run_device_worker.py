@@ -1,0 +1,126 @@
+"""A rank that runs programs on devices, over the transports of sys.argv[1]: all programs, or those of sys.argv[2].
+
+"killed": rank 2 dies in the middle of a run. See test_run_devices.py.
+"""
+
+import json
+import os
+import signal
+import sys
+
+import numpy as np
+import runtime_programs as programs
+
+from taccl.runtime import check, cuda_ipc, gpu, staged
+from taccl.runtime.bind import Bound, Buffers, compile_program
+from taccl.runtime.device_memory import DeviceMemory
+from taccl.runtime.device_trial import share_devices
+from taccl.runtime.dtypes import DTYPES
+from taccl.runtime.job import Job
+from taccl.runtime.layout import layout
+from taccl.runtime.semantics import collective_of
+from taccl.runtime.trace import trace
+from taccl.runtime.transports import MpiCudaTransport, MpiTransport
+
+TURNS = 3
+
+
+def on_device(cuda, make, host):
+    array = make(len(host), host.dtype)
+    cuda.upload(array, host)
+    return array
+
+
+def one(job, how, program, elements, dtype, op, inplace=False):
+    order = trace(program)
+    collective = collective_of(program, order)
+    op = op if collective.combining else None
+    compiled = compile_program(program, collective, inplace, [job.rank], order)
+    shape = layout(collective, elements)
+    guarded = check.allocate(collective, shape, job.rank, dtype, inplace)
+    host = guarded.buffers
+    cuda = gpu.Cuda(gpu.load())
+    devices = DeviceMemory(cuda)
+    make = devices.empty if how in ("shared", "mixed", "killed") else cuda.xp.empty
+    check.fill(host, dtype, op, job.rank, job.ranks)
+    if inplace:
+        whole = on_device(cuda, make, guarded.raw[0])
+        first = check.GUARD_BYTES
+        views = [whole[first + f : first + f + b.nbytes].view(b.dtype) for f, b in offsets(guarded)]
+        buffers = Buffers(*views)
+    else:
+        buffers = Buffers(on_device(cuda, make, host.input), on_device(cuda, make, host.output))
+    transport, inside = staged.StagedTransport(MpiTransport(job.MPI, job.data, 1), cuda), None
+    if how == "direct":
+        transport = MpiCudaTransport(MpiTransport(job.MPI, job.data, 1))
+    if how in ("shared", "private", "mixed", "killed"):
+        sharing = NEIGHBOURS.sharing if how != "mixed" else ((0, 1), (0, 1), (2,))
+        transport = cuda_ipc.CudaIpcTransport(
+            job.memory, devices, cuda, job.rank, sharing, compiled.messages, transport
+        )
+        inside = devices.empty
+    bound = Bound(compiled, job.rank, shape, buffers, dtype, op, transport, np, inside, cuda=cuda)
+    job.connect(bound)
+    wrong = 0
+    for turn in range(1 if inplace else TURNS):
+        if turn:
+            check.fill(host, dtype, op, job.rank, job.ranks)
+            cuda.upload(buffers.output, host.output)
+        if how == "killed" and job.rank == 2:
+            bound.start()
+            bound.executor.advance()
+            os.kill(os.getpid(), signal.SIGKILL)
+        job.run(bound)
+        cuda.download(host.input, buffers.input)
+        cuda.download(host.output, buffers.output)
+        found = check.inspect(guarded, collective, shape, job.rank, dtype, op, inplace)
+        wrong += found.wrong + found.outside
+    bound.close()
+    transport.close()
+    job.barrier()
+    return wrong
+
+
+def offsets(guarded):
+    """(first byte in the memory, view) of input and output."""
+    begin = guarded.raw[0].__array_interface__["data"][0] + check.GUARD_BYTES
+    found = []
+    for view in (guarded.buffers.input, guarded.buffers.output):
+        found.append((view.__array_interface__["data"][0] - begin if len(view) else 0, view))
+    return found
+
+
+staged.SEGMENT_BYTES, staged.PINNED_BYTES = (
+    500,
+    20_000,
+)  # of some programs each message has one slot, of others more
+cuda_ipc.ARENA_BYTES = 4096
+
+with Job(20.0) as job:
+    cuda = gpu.Cuda(gpu.load())
+    NEIGHBOURS = share_devices(job, cuda, DeviceMemory(cuda), job.share_memory())
+    assert NEIGHBOURS.sharing == (tuple(range(job.ranks)),) * job.ranks and not NEIGHBOURS.why_not
+    wrong = {}
+    cases = 0
+    hows, only = sys.argv[1].split(","), sys.argv[2:]
+
+    def add(how, name, *case):
+        global cases
+        if not only or name in only:
+            key = f"{how}: {name}"
+            wrong[key] = wrong.get(key, 0) + one(job, how, *case)
+            cases += 1
+
+    for how in hows:
+        for name, make in [*programs.ALL.items(), ("handed on", programs.handed_on)]:
+            program = make(job.ranks, 2)
+            add(how, name, program, 2400, DTYPES["float32"], "sum")
+            if name in ("allreduce", "reduce", "alltoall"):
+                add(how, name, program, 2405, DTYPES["bfloat16"], "avg")
+        add(how, "allreduce", programs.ring_allreduce(job.ranks, 2), 2400, DTYPES["int32"], "max", True)
+        add(how, "alltoall", programs.inplace_exchange(job.ranks), 2400, DTYPES["int64"], "sum", True)
+    names = sorted(wrong)
+    totals = job.reduce(np.array([wrong[name] for name in names]), "sum")
+    if job.rank == 0:
+        bad = {name: int(total) for name, total in zip(names, totals, strict=True) if total}
+        print(json.dumps({"cases": cases, "wrong": bad}))
