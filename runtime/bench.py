@@ -235,6 +235,8 @@ def _measure_mode(
         for one, on in [(compiled, shape)] if other is None else [(compiled, shape), other]:
             rooms, slots_bytes = _device_bytes(one, on, dtype, inside, settings, neighbours, job.rank)
             needed, pinned = needed + rooms, pinned + slots_bytes
+        cuda.give_back()
+        job.barrier()  # all ranks of the device have freed what the mode before needed
     job.together(
         "the check of memory",
         lambda: _check_memory(job, compiled, shape, dtype, settings, neighbours, needed, pinned, cuda),

@@ -162,9 +162,12 @@ class Cuda:
         """Wait for everything that was started on the current stream."""
         self.xp.cuda.get_current_stream().synchronize()
 
-    def free_bytes(self) -> int:
-        """Free memory of the device, what CuPy keeps for later included."""
+    def give_back(self) -> None:
+        """Free what CuPy keeps for later."""
         self.xp.get_default_memory_pool().free_all_blocks()
+
+    def free_bytes(self) -> int:
+        """Free memory of the device."""
         return int(self.runtime.memGetInfo()[0])
 
     def bus_id(self) -> str:

@@ -82,7 +82,7 @@ def _do_first(queue):
 
 def _go_on():
     """Time passes: some streams do something."""
-    for _ in range(_chance.choice((0, 0, 0, 1, 2, 5))):
+    for _ in range(_chance.choice((0, 0, 0, 0, 1, 3))):
         able = [queue for queue in _queues.values() if _first_can_be_done(queue)]
         if not able:
             return
