@@ -79,6 +79,7 @@ class Measurement:
     wrong: int | None  # elements, over all ranks and checks; None: not checked
     outside: int  # bytes written outside the buffers
     max_error: float
+    largest: float  # absolute value of the exact result; 0 where it was not looked at
     reference: Timing | None  # of MPI's own collective, or of the program that this one is run against
     spans: Mapping[Message, Span] | None = None  # of the last run's messages, when asked for
     # Of all ranks in the last run: bytes of the values that were coded, and of their frames.
@@ -107,7 +108,8 @@ def measure(
     against: Loaded | None = None,
     data: Mapping[str, Any] | None = None,
 ) -> Iterator[Row]:
-    """The rows, in order of type, reduction, size and codec; collective over the ranks of the job.
+    """The rows, in order of type, reduction, size and codec; collective over the ranks of the job. Programs are
+    compiled before it returns, rows are measured one after the other as they are asked for.
 
     against: a program that takes turns with this one in place of MPI's own collective; it is never coded. data: by type
     the values to run on; None: test data.
@@ -125,7 +127,6 @@ def measure(
             for mode in modes
         }
 
-    collective = loaded.collective
     chosen = {name: None if name == RAW else codecs.get(name) for name in settings.codecs}
     how_of = {
         name: None if codec is None else _coding(codec, settings, neighbours, loaded.planned)
@@ -139,6 +140,26 @@ def measure(
             {} if against is None else compiled(against),
         ),
     )
+    return _rows(
+        job, loaded, settings, neighbours, chosen, how_of, plain, mine, others, against is None, data
+    )
+
+
+def _rows(
+    job: Job,
+    loaded: Loaded,
+    settings: Settings,
+    neighbours: Neighbours,
+    chosen: Mapping[str, Codec | None],
+    how_of: Mapping[str, Coding | None],
+    plain: Mapping[str, Compiled],
+    mine: Mapping[Coding, Mapping[str, Compiled]],
+    others: Mapping[str, Compiled],
+    beside_mpi: bool,
+    data: Mapping[str, Any] | None,
+) -> Iterator[Row]:
+    """plain, mine, others: by mode the program without a codec, in every way of coding, and what it is run against."""
+    collective = loaded.collective
     coder = CodecThread() if mine else None
     for dtype in settings.dtypes:
         for op in settings.ops if collective.combining else (None,):
@@ -152,7 +173,7 @@ def measure(
                     found = {
                         mode: _measure_mode(
                             job, plain[mode] if how is None else mine[how][mode], shape, dtype, op, settings,
-                            neighbours, _other(collective, shape, others.get(mode)), against is None,
+                            neighbours, _other(collective, shape, others.get(mode)), beside_mpi,
                             codec, coder, source, plain[mode],
                         )
                         for mode in settings.modes
@@ -286,12 +307,12 @@ def _measure_mode(
             reference = Reference(job.MPI, job.control, collective, shape, host, dtype, op, inplace)
         judged = judge(job, guarded, compiled, shape, dtype, inside, op, settings, codec, source)
         if other is not None:
-            bad, beyond, _ = check_results(
+            bad, beyond, *_ = check_results(
                 job, bounds[1], host, cuda, judged.fill, judged.uncoded, settings.checks
             )
             if bad or beyond:
                 job.fail_alike(CheckFailed(f"--against: {other[0].program.name} gives wrong data"))
-        wrong, outside, error = check_results(
+        wrong, outside, error, largest = check_results(
             job, bounds[0], host, cuda, judged.fill, judged.compare, settings.checks
         )
         if wrong is not None and op is not None and codec is not None and codec.lossless:
@@ -309,7 +330,7 @@ def _measure_mode(
                 bound.transport.close()
         if cuda is not None:
             job.barrier()  # nobody has this rank's memory open any more, which goes now
-    return Measurement(mine, wrong, outside, error, its, seen, (int(sent[0]), int(sent[1])))
+    return Measurement(mine, wrong, outside, error, largest, its, seen, (int(sent[0]), int(sent[1])))
 
 
 def _transport(

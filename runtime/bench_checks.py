@@ -89,16 +89,16 @@ def check_results(
     fill: Callable[[], object],
     compare: Callable[[], check.Finding],
     checks: int,
-) -> tuple[int | None, int, float]:
-    """(wrong elements, bytes written outside, largest error) over all ranks and checks."""
-    sums, largest = np.zeros(2, np.int64), np.zeros(1)
+) -> tuple[int | None, int, float, float]:
+    """(wrong elements, bytes written outside, largest error, largest exact value) over all ranks and checks."""
+    sums, largest = np.zeros(2, np.int64), np.zeros(2)
     for _ in range(max(checks, 1)):  # without checks too, because timed runs want defined data
         fill()
         if cuda is not None:
             cuda.upload(bound.user.output, host.output)
             cuda.upload(bound.user.input, host.input)
         if not checks:
-            return None, 0, 0.0
+            return None, 0, 0.0, 0.0
         job.barrier()
         job.run(bound)
         if cuda is not None:
@@ -106,6 +106,7 @@ def check_results(
             cuda.download(host.output, bound.user.output)
         finding = compare()
         sums += (finding.wrong, finding.outside)
-        largest[0] = max(largest[0], finding.max_error)
+        largest = np.maximum(largest, (finding.max_error, finding.largest))
     total = job.reduce(sums, "sum")
-    return int(total[0]), int(total[1]), float(job.reduce(largest, "max")[0])
+    error, value = job.reduce(largest, "max").tolist()
+    return int(total[0]), int(total[1]), error, value

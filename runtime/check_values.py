@@ -89,7 +89,7 @@ def inspect_values(
 ) -> Finding:
     """Compare the output with what the collective promises, the guards and, out of place, the input with what they
     held before."""
-    wrong, largest = 0, 0.0
+    wrong, error, largest = 0, 0.0, 0.0
     for chunk in collective.chunks:
         places = [offset for r, offset in chunk.destinations if r == rank]
         if not places:
@@ -98,24 +98,25 @@ def inspect_values(
         parts = [source(r, layout.start(x), length) for r, x in chunk.sources]
         for place in places:
             got = guarded.buffers.output[layout.start(place) : layout.start(place + 1)]
-            count, gap = compare(got, parts, dtype, op, tolerance)
-            wrong, largest = wrong + count, max(largest, gap)
+            count, gap, size = compare(got, parts, dtype, op, tolerance)
+            wrong, error, largest = wrong + count, max(error, gap), max(largest, size)
     if not inplace or collective.inplace[rank] is None:
         before = source(rank, 0, len(guarded.buffers.input))
         wrong += _bits_differ(guarded.buffers.input, before)
-    return Finding(wrong, written_outside(guarded), largest)
+    return Finding(wrong, written_outside(guarded), error, largest)
 
 
 def compare(
     got: Array, parts: list[Array], dtype: DType, op: str | None, tolerance: Tolerance
-) -> tuple[int, float]:
-    """(wrong elements, largest error) of one chunk of a result, with its sources."""
+) -> tuple[int, float, float]:
+    """(wrong elements, largest error, largest exact value that was judged by a promise) of one chunk of a result, with
+    its sources."""
     if op is None and tolerance.promise == EXACT:
         wrong = _bits_differ(got, parts[0])
-        return wrong, (float("inf") if wrong else 0.0)
+        return wrong, (float("inf") if wrong else 0.0), 0.0
     if dtype.integer:
         differ = got != (parts[0] if op is None else reduce_exactly(dtype, op, parts))
-        return int(np.count_nonzero(differ)), (float("inf") if differ.any() else 0.0)
+        return int(np.count_nonzero(differ)), (float("inf") if differ.any() else 0.0), 0.0
     with np.errstate(all="ignore"):
         wide = [part.astype(np.float64) for part in parts]
         exact = _reduced(wide, op)
@@ -126,8 +127,9 @@ def compare(
         judged &= np.abs(exact) + allowed < LARGEST[dtype.name]
         wrong = int(np.count_nonzero(~(gaps <= allowed) & judged))
         gaps = np.where(judged, gaps, 0.0)
-    largest = float(gaps.max(initial=0.0))
-    return wrong, largest if np.isfinite(largest) else float("inf")
+        largest = float(np.abs(exact).max(initial=0.0, where=judged))
+    error = float(gaps.max(initial=0.0))
+    return wrong, error if np.isfinite(error) else float("inf"), largest
 
 
 def _reduced(parts: list[Array], op: str | None) -> Array:

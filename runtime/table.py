@@ -22,9 +22,9 @@ def header(reference: str | None, predicted: bool, coded: bool = False) -> list[
     second = f"# {'size':>10}  {'count':>12}  {'type':>8}  {'redop':>6}  {'root':>6}  {group}  {group}"
     third = f"# {'(B)':>10}  {'(elements)':>12}  {'':>8}  {'':>6}  {'':>6}  {units}  {units}"
     if coded:
-        first += f"  {'messages of frames':^44}"
-        second += f"  {'codec':>7}  {'wire':>12}  {'ratio':>6}  {'maxerr':>9}"
-        third += f"  {'':>7}  {'(B)':>12}  {'':>6}  {'':>9}"
+        first += f"  {'messages of frames':^55}"
+        second += f"  {'codec':>7}  {'wire':>12}  {'ratio':>6}  {'maxerr':>9}  {'of':>9}"
+        third += f"  {'':>7}  {'(B)':>12}  {'':>6}  {'':>9}  {'':>9}"
     if reference is not None:
         first += "".join(f"  {f'{reference} {mode}'.strip():^16}" for mode in ("out-of-place", "in-place"))
         second += f"  {'time':>7}  {'speedup':>7}" * 2
@@ -55,9 +55,11 @@ def line(
     if coded:
         found = next(iter(row.modes.values()))
         values, wire = found.coded_bytes
-        largest = max(one.max_error for one in row.modes.values())
-        error = "N/A" if found.wrong is None else f"{largest:.2e}" if largest else "0"
-        text += f"  {row.codec:>7}  {wire:>12}  {ratio(values, wire):>6.3f}  {error:>9}"
+        error = max(one.max_error for one in row.modes.values())
+        largest = max(one.largest for one in row.modes.values())
+        worst = "N/A" if found.wrong is None else f"{error:.2e}" if error else "0"
+        scale = f"{largest:.2e}" if largest and found.wrong is not None else "N/A"
+        text += f"  {row.codec:>7}  {wire:>12}  {ratio(values, wire):>6.3f}  {worst:>9}  {scale:>9}"
     if reference:
         for mode in MODES:
             found = row.modes.get(mode)
@@ -104,6 +106,7 @@ def mode_json(row: Row, found: Measurement | None, name: str, ranks: int) -> dic
         "median_time": round(found.time.median, 3),
         "outside_bytes": found.outside,
         "max_error": finite(found.max_error),
+        "largest_value": found.largest or None,
         "coded_value_bytes": found.coded_bytes[0],
         "coded_wire_bytes": found.coded_bytes[1],
         "wire_ratio": round(ratio(*found.coded_bytes), 6),

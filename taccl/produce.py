@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from taccl.synth.symmetric.algorithm import SymmetricAlgorithm
 
 SUFFIXES = (".xml", ".json")
+LEAST_CODING = 0.25  # of the time limit is for schedules with a codec, however long those without have taken
 WORTHWHILE = 1.002  # what a program must lose or gain before another schedule is lowered, or taken
 
 
@@ -164,8 +165,14 @@ def produce(
             product, not_coded="plans are made for schedules with a program, and for --instances 1"
         )
     if codecs:
+        left_s = max(whole.time_limit_s - (time.monotonic() - began), LEAST_CODING * whole.time_limit_s)
         coded = with_codec(
-            whole, product.explicit(), product.algorithm.time_fs, codecs, should_stop or (lambda: False)
+            whole,
+            product.explicit(),
+            product.algorithm.time_fs,
+            codecs,
+            should_stop or (lambda: False),
+            left_s,
         )
         names = " and ".join(cost.codec for cost in codecs)
         why = "" if coded else f"no schedule with {names} is quicker than this one without"

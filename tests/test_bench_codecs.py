@@ -99,6 +99,16 @@ def test_raw_files_and_rounding(tmp_path):
     assert row["dtype"] == "bfloat16" and row["values_bytes"] == 140_000 and row["ratio"] > 1.35
 
 
+def test_raw_files_of_another_type_are_refused(tmp_path):
+    (tmp_path / "g.bin").write_bytes(bytes(4 * 1000 + 1))
+    with pytest.raises(
+        UsageError, match="4001 bytes are no whole number of float32 values of 4 bytes, 1 would be left"
+    ):
+        read_samples(str(tmp_path / "g.bin"), DTYPES["float32"], 1 << 20)
+    (sample,), _ = read_samples(str(tmp_path / "g.bin"), DTYPES["uint8"], 1 << 20)
+    assert sample.values.size == 4001
+
+
 def test_without_a_file_speeds_of_normal_values():
     text = bench("--limit", "1MiB", "--codec", "xw,bf16").output
     assert "MB of bfloat16" in text and "MB of float32" in text

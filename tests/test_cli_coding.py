@@ -80,6 +80,15 @@ def test_a_codec_by_name_is_used_where_it_pays(profile: str, tmp_path: Path) -> 
     xml = run("convert", str(path), "--to", "msccl-xml", "-o", str(tmp_path / "ag.xml"))
     assert xml.exit_code == 0
     assert "the plan to code messages with q8 is left out" in xml.output
+    trace = run("convert", str(path), "--to", "perfetto")
+    assert "left out" not in trace.output
+    events = [event for event in json.loads(trace.stdout)["traceEvents"] if event["ph"] == "X"]
+    assert sum(event["args"].get("coded", False) for event in events) == coding["coded_messages"]
+    work = [event for event in events if event["cat"] in ("encode", "decode")]
+    assert {event["cat"] for event in work} == {"encode", "decode"}
+    assert max(event["ts"] + event["dur"] for event in events) == pytest.approx(coding["time_us"])
+    page = run("convert", str(path), "--to", "html").stdout
+    assert "Time line with q8" in page and "codec on 0" in page
     told = run("explain", str(path))
     assert "Coding (times above are without): q8 on float32" in told.output
     assert "between nodes, 40000 us/MB" in told.output

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import click
 import pytest
+from click.testing import CliRunner
 
-from taccl.cli import COMMANDS, load_command
+from taccl.cli import COMMANDS, cli, load_command
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", *ROOT.glob("docs/**/*.md")])
@@ -75,3 +76,14 @@ def test_index_names_every_page() -> None:
         assert page.name == "index.md" or f"({page.name})" in index, (
             f"docs/index.md does not link {page.name}"
         )
+
+
+def test_the_shown_explanation_of_a_plan_is_what_the_commands_say(tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "coding.md").read_text()
+    (shown,) = re.findall(r"\n\n((?:    .+\n)+)\n`taccl convert", text)
+    (line,) = re.findall(r"    taccl (synth -t docs/topologies/\S+ .*)\n", text)
+    path = tmp_path / "allgather.json"
+    made = CliRunner().invoke(cli, [*shlex.split(line)[:-1], str(path)])
+    assert made.exit_code == 0, made.output
+    said = CliRunner().invoke(cli, ["explain", str(path)]).output
+    assert "".join(f"    {line}\n" for line in said.split("\n\n")[-2].splitlines()) == shown

@@ -63,8 +63,12 @@ def test_run_reports_ratio_and_error(saved, tmp_path):
     assert xw["coded_value_bytes"] == 2 * 3 * 1228800 // 3 and xw["max_error"] == 0
     assert 1.1 < xw["wire_ratio"] < 1.3 and 1.99 < bf16["wire_ratio"] <= 2 and 3.9 < q8["wire_ratio"] < 3.95
     assert 0 < bf16["max_error"] < 2e-3 and 0 < q8["max_error"] < 2e-3
+    assert (
+        xw["largest_value"] is None
+        and bf16["largest_value"] == q8["largest_value"] == np.abs(np.load(values)).max()
+    )
     (header,) = [line.split() for line in ended.err.splitlines() if line.startswith("#       size")]
-    assert header[-8:] == ["codec", "wire", "ratio", "maxerr", "time", "speedup", "time", "speedup"]
+    assert header[-9:] == ["codec", "wire", "ratio", "maxerr", "of", "time", "speedup", "time", "speedup"]
 
 
 @pytest.mark.mpi
@@ -84,6 +88,7 @@ def test_run_sums_real_values(saved, tmp_path):
     assert refused.code == 2
     (said,) = messages(refused)
     assert "--engine direct" in said and "--recode" in said
+    assert "size" not in refused.out  # no head of a table that never comes
 
 
 ASKED = {"file": "x.json", "codecs": None, "codec_links": None, "dtype": None, "device": "host", "calibrate": False,

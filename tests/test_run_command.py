@@ -420,7 +420,7 @@ def test_table_has_the_columns_of_nccl_tests():
     assert lines[1].split()[1:] == [
         "size", "count", "type", "redop", "root", *["time", "algbw", "busbw", "#wrong"] * 2
     ]  # fmt: skip
-    found = Measurement(Timing(12.341, 12.0, 12.3), 0, 0, 0.0, None)
+    found = Measurement(Timing(12.341, 12.0, 12.3), 0, 0, 0.0, 0.0, None)
     row = Row(1048576, 262144, DTYPES["float32"], "sum", -1, 7, {"out_of_place": found, "in_place": found})
     text = table.line(row, "allreduce", 8, False, None)
     alg = 1048576 / 12.341 / 1e3

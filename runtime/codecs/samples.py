@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from taccl.errors import Diagnostic, InvalidInput
+from taccl.errors import Diagnostic, InvalidInput, UsageError
 from taccl.runtime.codecs.codec import TILE, Array
 from taccl.runtime.dtypes import DTYPES, DType
 
@@ -33,7 +33,8 @@ class Sample:
 def read_samples(path: str, dtype: DType | None, limit_bytes: int) -> tuple[list[Sample], list[str]]:
     """(one sample per type, of at most `limit_bytes` each; names of tensors of other types).
 
-    dtype: of a file that does not say. Raises InvalidInput for what is no such file, OSError.
+    dtype: of a file that does not say. Raises InvalidInput for what is no such file, UsageError for raw ones with bytes
+    left over, OSError.
     """
     if path.endswith(".npy"):
         arrays = {path: _npy(path)}
@@ -97,7 +98,13 @@ def _raw(path: str, dtype: DType) -> Array:
     size = Path(path).stat().st_size
     if size < dtype.bytes:
         raise _invalid(path, "C003", f"{size} bytes hold no value of {dtype.name}")
-    data = np.memmap(path, np.uint8, mode="r", shape=(size // dtype.bytes * dtype.bytes,))
+    if rest := size % dtype.bytes:
+        raise UsageError(
+            f"{path}: {size} bytes are no whole number of {dtype.name} values of {dtype.bytes} bytes, {rest} would be "
+            "left over; a file that is no .npy or .safetensors holds values of the type that is asked for and nothing "
+            "else"
+        )
+    data = np.memmap(path, np.uint8, mode="r")
     return data.view(np.ndarray).view(dtype.numpy)
 
 

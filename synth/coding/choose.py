@@ -76,10 +76,10 @@ def cut_finer(
     best: Choice, topology: Topology, links: Collection[int], should_stop: Callable[[], bool]
 ) -> Choice:
     """The same with chunks cut in 2, 4, 8, ... as long as that pays, and coded by links."""
-    for finer in _finer(best.algorithm, topology):
+    for finer in _finer(best.algorithm, topology, should_stop):
         whole = chosen(finer, topology, best.cost, ())
         found = _best_of_kinds(whole, topology, links) if whole else None
-        if should_stop() or found is None or found.time_fs >= WORTHWHILE * best.time_fs:
+        if found is None or found.time_fs >= WORTHWHILE * best.time_fs:
             break
         best = found
     return best
@@ -163,11 +163,11 @@ def _fullest(choice: Choice, topology: Topology, coded: Collection[int]) -> int:
     return max(held, default=0)
 
 
-def _finer(algorithm: Algorithm, topology: Topology) -> Iterator[Algorithm]:
+def _finer(algorithm: Algorithm, topology: Topology, should_stop: Callable[[], bool]) -> Iterator[Algorithm]:
     """The schedule with every chunk cut in 2, 4, 8, ..., each piece in messages of its own."""
     transfers = as_transfers(algorithm.messages)
     parts = 2
-    while len(transfers) * parts <= MOST_CUT_MESSAGES:
+    while len(transfers) * parts <= MOST_CUT_MESSAGES and not should_stop():
         finer = refined(algorithm.collective, parts)
         chunk_bytes = finer.chunk_bytes(algorithm.size_bytes)
         if chunk_bytes < LEAST_CHUNK_BYTES:

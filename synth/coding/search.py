@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
+from itertools import chain
 
 from taccl.errors import Infeasible, Interrupted, NoSolutionInTime, UsageError
 from taccl.profiles.codec_cost import CodecCost
@@ -35,8 +37,10 @@ CLOCKED_PER_WALL = 5_000
 DETERMINISTIC_PER_WALL = 0.01
 # Of the limit, for each search of routes on a cluster whose links are shorter by the codec's ratio.
 ROUTES_SHARE = 0.2
-# The best of so many choices by links are cut finer, and looked at message by message.
+# The best of so many choices by links are looked at message by message.
 MOST_POLISHED = 2
+# A choice by links is cut finer where it takes at most so many times what the best one takes.
+MOST_BEHIND = 2
 # Chunks a block at which sums of nodes are tried.
 CUTS = (1, 2, 4, 8, 12)
 # Schedules of more messages are not coded: finding out where would take too long.
@@ -69,37 +73,47 @@ def with_codec(
     uncoded_fs: int,
     candidates: Collection[CodecCost],
     should_stop: Callable[[], bool],
+    left_s: float | None = None,
 ) -> Algorithm | None:
     """The quickest schedule found with coded messages and its plan; None where none beats `uncoded_fs`.
 
     uncoded: the best schedule without a codec, in the order of its program, from which the search starts. What is found
-    can be lowered, and its plan is that of its program's own order.
+    can be lowered, and its plan is that of its program's own order. left_s: wall-clock seconds after which no stage
+    begins or goes on, the best so far is the answer (None: the request's limit). The shares of the stages are counted,
+    so that the answer depends on the clock only where the machine is too slow for them.
     """
     topology, restrictions = request.topology, request.restrictions
     if not candidates or len(uncoded.messages) > MOST_MESSAGES:
         return None
+    end = time.monotonic() + (request.time_limit_s if left_s is None else left_s)
+
+    def late() -> bool:
+        return should_stop() or time.monotonic() > end
+
     links = restrictions.codec_links
     allowed = frozenset(range(len(topology.links)) if links is None else links)
     fixed = request.partition is not None or restrictions.partition is not None or request.custom is not None
     cut = not fixed and not restrictions.rules
-    starts = [uncoded, *_other_routes(request, uncoded, candidates, allowed, should_stop)]
-    found = [
-        choice
-        for cost in candidates
-        for start in starts
-        if (choice := by_links(start, topology, cost, allowed)) is not None
-    ]
+    found: list[Choice] = []
+    # What is at hand comes first: by then the rest may be left out.
+    for start in chain([uncoded], _other_routes(request, uncoded, candidates, allowed, late)):
+        for cost in candidates:
+            if found and late():
+                break
+            choice = by_links(start, topology, cost, allowed)
+            if choice is None:
+                continue
+            found.append(choice)
+            if cut and choice.time_fs <= MOST_BEHIND * min(other.time_fs for other in found):
+                finer = cut_finer(choice, topology, allowed, late)
+                found += [] if finer is choice else [finer]
     found.sort(key=lambda choice: choice.time_fs)
-    if cut:
-        finer = [cut_finer(choice, topology, allowed, should_stop) for choice in found[:MOST_POLISHED]]
-        found = sorted([*finer, *found], key=lambda choice: choice.time_fs)
     effort = Effort(
         round(CLOCKED_PER_WALL * request.time_limit_s / MOST_POLISHED),
         DETERMINISTIC_PER_WALL * request.time_limit_s / MOST_POLISHED,
     )
     best = [
-        polished(choice, topology, allowed, effort, request.seed, should_stop)
-        for choice in found[:MOST_POLISHED]
+        polished(choice, topology, allowed, effort, request.seed, late) for choice in found[:MOST_POLISHED]
     ]
     for choice in sorted([*best, *found], key=lambda choice: choice.time_fs):
         if choice.time_fs >= WORTHWHILE * uncoded_fs:

@@ -18,7 +18,7 @@ from taccl.synth.export.html_style import HUES, STYLE
 from taccl.synth.export.html_text import escape, size_text, time_text
 from taccl.synth.export.html_timeline import timeline_svg
 from taccl.synth.export.html_topology import topology_svg
-from taccl.synth.export.timeline import of_algorithm, of_simulation, rows
+from taccl.synth.export.timeline import of_algorithm, of_plan, of_simulation, rows
 from taccl.synth.gap import gap, gap_text
 from taccl.synth.simulate import Simulation, resource_name
 
@@ -136,6 +136,7 @@ def _entry(number: int, entry: Entry) -> str:
         _headline(entry),
         "<h3>Time line</h3>",
         timeline_svg(spans, rows(spans, topology, price), simulation.time_fs),
+        _coded(entry),
         _busiest(entry),
     ]
     if entry.measurements:
@@ -151,6 +152,24 @@ def _entry(number: int, entry: Entry) -> str:
             f"{''.join(lines)}</tbody></table></details>"
         )
     return "".join(parts) + "</section>"
+
+
+def _coded(entry: Entry) -> str:
+    """The time line of the coding plan; nothing without one."""
+    from taccl.synth.coding.choose import chosen
+
+    algorithm, topology = entry.algorithm, entry.topology
+    plan = None if algorithm is None else algorithm.coding
+    choice = algorithm and plan and chosen(algorithm, topology, plan.cost, plan.messages)
+    if algorithm is None or plan is None or not choice:
+        return ""
+    spans, price = of_plan(choice), costs(topology, algorithm.chunk_bytes)
+    drawn = timeline_svg(spans, rows(spans, topology, price, choice.prices.framed), plan.time_fs)
+    return (
+        f"<h3>Time line with {escape(plan.cost.codec)}</h3><p>{len(plan.messages)} of {len(algorithm.messages)} "
+        f"messages are coded, for {escape(plan.cost.dtype)}: {time_text(us(plan.time_fs))}, and by the best schedule "
+        f"without a codec {time_text(plan.uncoded_time_us)}</p>{drawn}"
+    )
 
 
 def _plain(value: object) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from taccl.synth.cost import us
 from taccl.synth.export.html_style import HUES
 from taccl.synth.export.html_text import escape, time_text
-from taccl.synth.export.timeline import Row, Span
+from taccl.synth.export.timeline import WORK, Row, Span
 
 MAX_BARS = 6000
 WIDTH = 940  # of the drawing; the names stand left of it
@@ -74,7 +74,7 @@ def _ticks(end_us: float) -> list[float]:
 def _bar(span: Span, until_fs: int, scale: float, labelled: bool) -> str:
     x, width = span.start_fs * scale, max(0.4, (until_fs - span.start_fs) * scale)
     colour = f"c{span.chunks[0] % HUES}" if span.chunks else f"c{span.src % HUES}"
-    if span.kind == "reduce":
+    if span.kind in WORK:
         colour = "x"
     tail = ""
     if span.end_fs > until_fs:
@@ -96,19 +96,21 @@ def _chunks(span: Span) -> str:
 
 
 def _tip(span: Span) -> str:
-    what = f"rank {span.src} reduces" if span.kind == "reduce" else f"{span.src}→{span.dst}"
+    what = f"rank {span.src} {span.kind}s" if span.kind in WORK else f"{span.src}→{span.dst}"
     if span.chunks:
         listed = ", ".join(map(str, span.chunks[:8])) + (" …" if len(span.chunks) > 8 else "")
         what += f" chunk{'s' * (len(span.chunks) > 1)} {listed}"
     else:
-        what += f" {span.count} chunk{'s' * (span.count > 1)}, {span.place}"
+        what += f" {span.count} chunk{'s' * (span.count > 1)}" + (f", {span.place}" if span.place else "")
+    what += ", coded" if span.coded else ""
     return escape(f"{what}: {time_text(us(span.start_fs))} to {time_text(us(span.end_fs))}")
 
 
 def _legend(spans: Sequence[Span], rows: Sequence[Row], kept: Sequence[Row]) -> str:
     known = any(span.chunks for span in spans)
     text = f"Colour: {'first chunk of the message' if known else 'sender'}. "
-    text += "Solid: the link or port is held; faint: on its way until arrival; grey: reductions. "
+    text += "Solid: the link or port is held; faint: on its way until arrival; grey: "
+    text += "reductions, coding and decoding. " if any(span.coded for span in spans) else "reductions. "
     if len(kept) < len(rows):
         text += f"The {len(kept)} busiest of {len(rows)} rows. "
     return text + "Hover for details."

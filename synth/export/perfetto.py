@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from taccl.synth.export.timeline import Span
+from taccl.synth.export.timeline import WORK, Span
 
 FS_PER_US = 10**9
 
@@ -46,12 +46,13 @@ def write_trace(time_lines: Sequence[TimeLine]) -> str:
 
 
 def _thread(span: Span) -> int:
-    """Links of one rank get threads by link id; its reductions come first. Thread 0 is the process itself."""
-    return 1 if span.kind == "reduce" else 2 + span.link
+    """Links of one rank get threads by link id; its reductions and its codec come first. Thread 0 is the process
+    itself."""
+    return {"reductions": 1, "codec": 2}[WORK[span.kind]] if span.kind in WORK else 3 + span.link
 
 
 def _thread_name(span: Span) -> str:
-    return "reductions" if span.kind == "reduce" else f"to rank {span.dst} (link {span.link})"
+    return WORK.get(span.kind, f"to rank {span.dst} (link {span.link})")
 
 
 def _named(what: str, pid: int, tid: int, name: str) -> dict[str, Any]:
@@ -63,13 +64,17 @@ def _us(fs: int) -> float:
 
 
 def _span(span: Span, pid: int) -> dict[str, Any]:
-    chunks = f"chunk {span.chunks[0]}" if len(span.chunks) == 1 else f"{span.count} chunks"
+    chunks = (
+        f"chunk {span.chunks[0]}" if len(span.chunks) == 1 else f"{span.count} chunk{'s' * (span.count > 1)}"
+    )
     args: dict[str, Any] = {"chunks": list(span.chunks) or span.count}
     if span.place:
         args["place"] = span.place
+    if span.coded:
+        args["coded"] = True
     return {
         "ph": "X",
-        "name": chunks if span.kind == "message" else f"reduce {chunks}",
+        "name": chunks if span.kind == "message" else f"{span.kind} {chunks}",
         "cat": span.kind,
         "pid": pid,
         "tid": _thread(span),

@@ -4,28 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from taccl.profiles.topology import Topology
 from taccl.synth.algorithm import Algorithm
+from taccl.synth.coding.clock import DECODE, ENCODE, MESSAGE, REDUCE
 from taccl.synth.cost import Costs, costs
 from taccl.synth.schedule import completions
 from taccl.synth.simulate import Simulation
 
+if TYPE_CHECKING:
+    from taccl.synth.coding.choose import Choice
+
+
+# Work on a rank, and what its time line is called.
+WORK = {"reduce": "reductions", "encode": "codec", "decode": "codec"}
+_KINDS = {MESSAGE: "message", REDUCE: "reduce", ENCODE: "encode", DECODE: "decode"}
+
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A message on its way, or a reduction on a rank. Times in fs."""
+    """A message on its way, or work on a rank. Times in fs."""
 
-    kind: str  # "message" | "reduce"
-    src: int  # rank that sends or reduces
-    dst: int  # rank that receives, -1 for a reduction
-    link: int  # index into Topology.links, -1 for a reduction
+    kind: str  # "message" | one of WORK
+    src: int  # rank that sends or works
+    dst: int  # rank that receives, -1 for work
+    link: int  # index into Topology.links, -1 for work
     start_fs: int
     end_fs: int  # arrival, or the sum is there
     count: int  # chunks
     chunks: tuple[int, ...] = ()  # their ids, where they are known
     place: str = ""  # threadblock and step, where they are known
     after: int = -1  # index of the span whose end let this one start, -1: none or not known
+    coded: bool = False  # of a message: it is frames of a codec
 
 
 def of_algorithm(algorithm: Algorithm, topology: Topology) -> tuple[Span, ...]:
@@ -43,6 +54,27 @@ def of_algorithm(algorithm: Algorithm, topology: Topology) -> tuple[Span, ...]:
             engine[m.dst] = end
             spans.append(Span("reduce", m.dst, -1, -1, begin, end, len(m.chunks), m.chunks))
     return tuple(sorted(spans, key=lambda s: (s.start_fs, s.link, s.src, s.chunks)))
+
+
+def of_plan(choice: Choice) -> tuple[Span, ...]:
+    """The messages of a schedule of which some are coded, coding, decoding and reductions, by start."""
+    coded, messages = set(choice.coded), choice.algorithm.messages
+    spans = []
+    for a in choice.activities:
+        m = messages[a.message]
+        # Chunks are coded one by one, and an activity does not say which one of its message it is.
+        chunks = m.chunks if a.kind != ENCODE or len(m.chunks) == 1 else ()
+        count = len(m.chunks) if a.kind != ENCODE else 1
+        if a.end_fs == a.start_fs and a.kind != MESSAGE:
+            continue
+        message = a.kind == MESSAGE
+        spans.append(
+            Span(
+                _KINDS[a.kind], a.rank, m.dst if message else -1, m.link if message else -1, a.start_fs, a.end_fs,
+                count, chunks, coded=message and a.message in coded,
+            )
+        )  # fmt: skip
+    return tuple(sorted(spans, key=lambda s: (s.start_fs, s.link, s.src, s.kind, s.chunks)))
 
 
 def of_simulation(simulation: Simulation) -> tuple[Span, ...]:
@@ -65,19 +97,21 @@ class Row:
     busy_fs: int
 
 
-def rows(spans: Iterable[Span], topology: Topology, price: Costs) -> list[Row]:
-    """One row for each link that carries messages, each port that several such links share, each reducing rank."""
+def rows(spans: Iterable[Span], topology: Topology, price: Costs, framed: Costs | None = None) -> list[Row]:
+    """One row for each link that carries messages, each port that several such links share, each rank that reduces, or
+    codes. framed: prices of coded messages."""
     by_link: dict[int, list[tuple[int, int]]] = {}
     by_port: dict[int, list[tuple[int, int]]] = {}
-    by_rank: dict[int, list[tuple[int, int]]] = {}
+    by_rank: dict[tuple[str, int], list[tuple[int, int]]] = {}
     busy: dict[int, int] = {}
     all_spans = list(spans)
     for index, span in enumerate(all_spans):
-        if span.kind == "reduce":
-            by_rank.setdefault(span.src, []).append((index, span.end_fs))
+        if span.kind in WORK:
+            by_rank.setdefault((WORK[span.kind], span.src), []).append((index, span.end_fs))
             continue
-        for resource, per_chunk in price.holds[span.link]:
-            hold = price.hold(span.link, per_chunk, span.count)
+        own = framed if span.coded and framed is not None else price
+        for resource, per_chunk in own.holds[span.link]:
+            hold = own.hold(span.link, per_chunk, span.count)
             busy[resource] = busy.get(resource, 0) + hold
             place = by_link if resource == span.link else by_port
             place.setdefault(resource, []).append((index, span.start_fs + hold))
@@ -89,9 +123,9 @@ def rows(spans: Iterable[Span], topology: Topology, price: Costs) -> list[Row]:
         if len({all_spans[index].link for index, _ in held}) > 1:
             name = topology.ports[resource - len(topology.links)].name
             found.append(Row(name, _by_start(held, all_spans), busy[resource]))
-    for rank, held in sorted(by_rank.items()):
+    for (work, rank), held in sorted(by_rank.items(), key=lambda item: (item[0][0] != "reductions", item[0])):
         total = sum(all_spans[index].end_fs - all_spans[index].start_fs for index, _ in held)
-        found.append(Row(f"reductions on {rank}", _by_start(held, all_spans), total))
+        found.append(Row(f"{work} on {rank}", _by_start(held, all_spans), total))
     return found
 
 

@@ -21,6 +21,8 @@ from taccl.program_file import (
 
 if TYPE_CHECKING:
     from taccl.profiles.topology import Topology
+    from taccl.synth.algorithm import Algorithm
+    from taccl.synth.export.perfetto import TimeLine
     from taccl.synth.simulate import Simulation
 
 FORMATS = ("msccl-xml", "mscclpp-json", "perfetto", "html", "json")
@@ -49,9 +51,15 @@ def command(
     native format, in canonical form.
     """
     opened = open_proven(file, options)
-    if form != "json" and opened.algorithm is not None and opened.algorithm.coding is not None:
-        codec = opened.algorithm.coding.cost.codec
-        click.echo(f"taccl: warning: the plan to code messages with {codec} is left out of {form}", err=True)
+    if opened.algorithm is not None and opened.algorithm.coding is not None and form != "json":
+        own = size_of(opened, size) == opened.algorithm.size_bytes and (
+            topology is None or topology_of(opened, topology) == opened.topology
+        )
+        if form not in ("perfetto", "html") or not own:
+            codec = opened.algorithm.coding.cost.codec
+            click.echo(
+                f"taccl: warning: the plan to code messages with {codec} is left out of {form}", err=True
+            )
     write_output(output, _text(opened, file, form, topology, size))
 
 
@@ -82,25 +90,43 @@ def _text(opened: ProgramFile, file: str, form: str, spec: str | None, size: int
         return write_native(opened.algorithm, opened.topology)
     topology = topology_of(opened, spec)
     simulation = _simulation(opened, topology, size)
-    if form == "perfetto":
-        from taccl.synth.export.perfetto import TimeLine, write_trace
-        from taccl.synth.export.timeline import of_simulation
-
-        return write_trace([TimeLine("predicted", of_simulation(simulation))])
-    from taccl.synth.export.html import Entry, report_html
-
     # The schedule's times are those of its own topology and size; elsewhere the program speaks.
     own = (
         topology == opened.topology
         and opened.algorithm
         and opened.algorithm.size_bytes == simulation.size_bytes
     )
+    if form == "perfetto":
+        from taccl.synth.export.perfetto import write_trace
+
+        coded = _coded(opened.algorithm, topology) if own and opened.algorithm else None
+        return write_trace([coded or _predicted(simulation)])
+    from taccl.synth.export.html import Entry, report_html
+
     title = opened.algorithm.name if opened.algorithm else opened.program.name or file
     judgement = opened.judgement
     if not own or opened.algorithm is None or judgement is None:
         return report_html([Entry(title, topology, simulation)], title)
     shown = replace(opened.algorithm, certificate=judgement.certificate)
     return report_html([Entry(title, topology, simulation, shown, checked=judgement.checked)], title)
+
+
+def _predicted(simulation: Simulation) -> TimeLine:
+    from taccl.synth.export.perfetto import TimeLine
+    from taccl.synth.export.timeline import of_simulation
+
+    return TimeLine("predicted", of_simulation(simulation))
+
+
+def _coded(algorithm: Algorithm, topology: Topology) -> TimeLine | None:
+    """The time line of a coding plan, None without one."""
+    from taccl.synth.coding.choose import chosen
+    from taccl.synth.export.perfetto import TimeLine
+    from taccl.synth.export.timeline import of_plan
+
+    plan = algorithm.coding
+    choice = plan and chosen(algorithm, topology, plan.cost, plan.messages)
+    return TimeLine(f"predicted with {plan.cost.codec}", of_plan(choice)) if plan and choice else None
 
 
 def _simulation(opened: ProgramFile, topology: Topology, size: int | None) -> Simulation:

@@ -247,6 +247,8 @@ def _run(job: Job, options: dict[str, Any]) -> bool:
     out = sys.stderr if options["json_path"] == "-" else sys.stdout
     first = job.rank == 0
     name, ranks = collective.name, collective.group_ranks
+    # What is refused is refused before the head of the table.
+    measured_rows = measure(job, loaded, settings, neighbours, against, None if data is None else data.values)
     if first:
         beside = None if not settings.reference else "MPI" if against is None else ""
         other = None if against is None else against.program
@@ -255,8 +257,7 @@ def _run(job: Job, options: dict[str, Any]) -> bool:
             print(text, file=out, flush=True)
     rows: list[tuple[Row, float | None]] = []
     reports: list[Calibration | None] = []
-    values_of = None if data is None else data.values
-    for row in measure(job, loaded, settings, neighbours, against, values_of):
+    for row in measured_rows:
         predicted = (
             prediction(row, predict, None if options["topology"] else loaded.planned, settings)
             if first
