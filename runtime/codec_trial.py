@@ -4,11 +4,14 @@ Every rank codes chunks, sends the frames to the next rank and decodes those of 
 the plan, the frame memory, the codec thread and the transport that `taccl run --codec` has. A rank works on one piece
 after another. A piece takes from when it was handed over, or the piece before was finished, until the executor learns
 that it is finished, in wall-clock time: that is what the next message waits for, and what ranks take from each other
-that share cores, memory or the interpreter's lock is in it.
+that share cores, memory or the interpreter's lock is in it. A chunk is coded when the one WINDOW before it has come: so
+coding, decoding and messages mix as in the middle of a collective, at the rate that wire and cores allow. Coded all at
+once, chunks would be coded while all ranks do nothing else, which many that share few cores do slowly.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,7 +33,8 @@ from taccl.synth.collective import Collective, build
 from taccl.synth.program import Program, RankProgram, Step, Threadblock
 
 KINDS = ("encode", "decode", "accumulate")
-LEAST_CHUNKS, MOST_CHUNKS = 4, 32  # of one run
+LEAST_CHUNKS, MOST_CHUNKS = 8, 32  # of one run
+WINDOW = 2  # chunks of a rank that are on their way
 
 Array = np.ndarray[Any, Any]
 
@@ -106,16 +110,32 @@ def _means_us(kinds: list[str], notes: list[tuple[int, float, float]]) -> list[f
 
 
 def _compiled(job: Job, neighbours: Neighbours, codec: Codec, chunks: int) -> Compiled:
-    """The ring, in which every second decode is an addition."""
+    """The ring, in which every second decode is an addition, and coding waits for what comes."""
     program, collective = _ring(job.ranks, chunks)
     coding = Coding(None, codec.lossless)
     compiled = compile_program(program, collective, False, [job.rank], nodes=neighbours.nodes, coding=coding)
-    plan, decodes, operations = compiled.plans[job.rank], 0, list[Operation]()
-    for op in compiled.plans[job.rank].operations:
-        decodes += op.kind == "decode"
-        adds = op.kind == "decode" and decodes % 2 == 0
-        operations.append(replace(op, kind="accumulate", src=op.dst) if adds else op)
-    return replace(compiled, plans={job.rank: replace(plan, operations=tuple(operations))})
+    plan = compiled.plans[job.rank]
+    return replace(compiled, plans={job.rank: replace(plan, operations=mixed(plan.operations))})
+
+
+def mixed(ring: Sequence[Operation]) -> tuple[Operation, ...]:
+    """The operations of a rank with additions among its decodes and a window before its coding."""
+    coded = decoded = 0
+    arrivals: list[int] = []
+    operations = []
+    for number, op in enumerate(ring):
+        if op.kind == "recv":
+            arrivals.append(number)
+        elif op.kind == "encode":
+            coded += 1
+            if coded > WINDOW:
+                op = replace(op, predecessors=tuple(sorted({*op.predecessors, arrivals[coded - 1 - WINDOW]})))
+        elif op.kind == "decode":
+            decoded += 1
+            if decoded % 2 == 0:
+                op = replace(op, kind="accumulate", src=op.dst)
+        operations.append(op)
+    return tuple(operations)
 
 
 def _ring(ranks: int, chunks: int) -> tuple[Program, Collective]:

@@ -32,6 +32,27 @@ def shortened(topology: Topology, cost: CodecCost, links: Collection[int] | None
     )
 
 
+def coded_links(topology: Topology, cost: CodecCost, links: Collection[int]) -> Topology:
+    """The cluster as a search of routes may see it when all messages over these links are coded: a frame also takes its
+    coding and decoding, and frames follow one another no faster than a rank decodes them, so that short chunks are
+    dear. No bound follows from it."""
+    short, chosen = shortened(topology, cost, links), set(links)
+    return replace(
+        short,
+        links=tuple(
+            replace(
+                link,
+                alpha_us=link.alpha_us + cost.encode_alpha_us + cost.decode_alpha_us,
+                beta_us_per_mb=max(link.beta_us_per_mb, cost.decode_beta_us_per_mb),
+                occupancy_us=max(link.occupancy_us, cost.decode_alpha_us),
+            )
+            if e in chosen
+            else link
+            for e, link in enumerate(short.links)
+        ),
+    )
+
+
 def coded_bound(topology: Topology, collective: Collective, size_bytes: int, cost: CodecCost) -> Bound:
     """A bound for any algorithm, whatever of its messages is coded: a message is at least as long as its frames
     without their heads would be, and coding takes no time."""

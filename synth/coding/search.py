@@ -14,7 +14,7 @@ from taccl.synth.algorithm import Algorithm
 from taccl.synth.bounds.large import EXPLICIT_RANKS
 from taccl.synth.candidates import obeys
 from taccl.synth.check_algorithm import check_algorithm
-from taccl.synth.coding.bound import coded_bound, shortened
+from taccl.synth.coding.bound import coded_bound, coded_links
 from taccl.synth.coding.choose import (
     MOST_CUT_MESSAGES,
     WORTHWHILE,
@@ -151,7 +151,7 @@ def _other_routes(
     for some in dict.fromkeys((between, allowed)):
         if not some or should_stop() or cost.ratio <= 1:
             continue
-        short = shortened(topology, cost, some)
+        short = coded_links(topology, cost, some)
         asked = replace(request, topology=short, time_limit_s=ROUTES_SHARE * request.time_limit_s)
         try:
             there = synthesise(asked, None, should_stop)
