@@ -155,6 +155,10 @@ def produce(
         others = synthesise_several(request, on_progress, should_stop)
         algorithm = next(others)
     solve_s = time.monotonic() - began
+    if codecs:
+        algorithm = replace(
+            algorithm, provenance={**algorithm.provenance, "time_limit_s": whole.time_limit_s}
+        )
     ended = why_ended(request, algorithm, solve_s, should_stop is not None and should_stop(), scaled)
     product = Product(algorithm, topology, None, solve_s, algorithm.time_fs, warnings, "", ended)
     if scaled and topology.ranks > LOWERED_RANKS:
@@ -179,8 +183,7 @@ def produce(
         if len(product.explicit().messages) > MOST_MESSAGES:
             why = f"plans are made for schedules of up to {MOST_MESSAGES} messages"
         if coded is not None:
-            asked = {"time_limit_s": whole.time_limit_s, "codec": codec, "dtype": order.dtype}
-            coded = replace(coded, provenance={**coded.provenance, **asked})
+            coded = replace(coded, provenance={**coded.provenance, "codec": codec, "dtype": order.dtype})
         product = replace(product, coded=coded, not_coded=why, solve_s=time.monotonic() - began)
     return product
 

@@ -110,6 +110,7 @@ def test_auto_takes_only_what_changes_no_bit(profile: str) -> None:
     dear.write_text(PROFILE.replace("beta: 1.5ms/MB", "beta: 90ms/MB"))
     found = json.loads(synth(profile, "--dtype", "bfloat16", "--json").stdout)
     assert found["coding"] is None
+    assert found["provenance"]["time_limit_s"] == 2.0  # what was asked for, not the share of one search
     assert found["not_coded"] == "no schedule with xw is quicker than this one without"
     dear.write_text(PROFILE)
     exact = synth(profile, "--dtype", "bfloat16", "--json")

@@ -16,6 +16,7 @@ from taccl.profiles.topology import Link, Port, Topology
 from taccl.synth.algorithm import Algorithm, Certificate
 from taccl.synth.candidates import best_timing
 from taccl.synth.check_algorithm import check_algorithm
+from taccl.synth.coding import search
 from taccl.synth.coding.bound import coded_bound
 from taccl.synth.coding.check import check_plan
 from taccl.synth.coding.choose import Choice, Effort, by_links, chosen, cut_finer, polished
@@ -271,6 +272,20 @@ def test_where_coding_takes_longer_than_the_wire_nothing_is_coded() -> None:
     request = Request(topology, "allgather", SIZE, time_limit_s=1.0, engine="ring")
     uncoded = synthesise(request)
     assert with_codec(request, uncoded, uncoded.time_fs, (slow,), lambda: False) is None
+
+
+def test_when_the_time_is_up_the_best_plan_so_far_is_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    def late(*_: object) -> None:
+        raise AssertionError("a search of routes began after the end")
+
+    topology = hosts(3, 2, 4)
+    request = Request(topology, "allgather", SIZE, time_limit_s=2.0)
+    uncoded = synthesise(request)
+    monkeypatch.setattr(search, "synthesise", late)
+    found = with_codec(request, uncoded, uncoded.time_fs, (LOSSY,), lambda: False, 0.0)
+    assert found is not None and found.coding is not None
+    assert found.coding.time_fs < uncoded.time_fs
+    assert check_plan(found, topology) == []
 
 
 def test_policies() -> None:

@@ -97,9 +97,9 @@ def with_codec(
     found: list[Choice] = []
     # What is at hand comes first: by then the rest may be left out.
     for start in chain([uncoded], _other_routes(request, uncoded, candidates, allowed, late)):
+        if found and late():
+            break
         for cost in candidates:
-            if found and late():
-                break
             choice = by_links(start, topology, cost, allowed)
             if choice is None:
                 continue
