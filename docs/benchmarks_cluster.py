@@ -3,10 +3,13 @@
     python docs/benchmarks_cluster.py                       the table "Emulated clusters" of docs/benchmarks.md
     python docs/benchmarks_cluster.py headline              the case without latency, 8 MB only
     python docs/benchmarks_cluster.py 4x2 allreduce 8MB     some rows
+    python docs/benchmarks_cluster.py 4x2 keep=DIR links    only measure the links, and keep the profile in DIR
+    python docs/benchmarks_cluster.py 4x2 keep=DIR programs   the same, and make and keep the programs
 
 For each case the links are measured (`taccl profile`), then for each row a program is made from that profile (`taccl
-synth`) and run beside the MPI library that this environment has (`taccl run`), both in turns in one run. Needs root and
-what `python -m tests.cluster check` asks for.
+synth`) and run beside the MPI library that this environment has (`taccl run`), both in turns in one run. What lies in
+DIR already is used as it is, so what takes the cores and what takes the links can be done at different times. Needs
+root and what `python -m tests.cluster check` asks for.
 """
 
 from __future__ import annotations
@@ -36,14 +39,16 @@ COLLECTIVES = ("allgather", "allreduce", "broadcast")
 SIZES = {"64KB": 2**16, "1MB": 2**20, "8MB": 2**23, "64MB": 2**26}
 TURNS = {"64KB": 11, "1MB": 5, "8MB": 3, "64MB": 1}
 SYNTH_S = 20
+STAGES = ("links", "programs")  # to stop after
 HEAD = "collective | size | MPI (ms) | here (ms) | ratio | predicted (ms) | here / predicted | bound (ms) | engine"
 TACCL = (sys.executable, "-m", "taccl")
 
 
 def main() -> int:
     """Print the rows that are asked for."""
-    words = set(sys.argv[1:])
-    unknown = words - {*CASES, *COLLECTIVES, *SIZES}
+    words = {word for word in sys.argv[1:] if not word.startswith("keep=")}
+    kept = next((word.partition("=")[2] for word in sys.argv[1:] if word.startswith("keep=")), "")
+    unknown = words - {*CASES, *COLLECTIVES, *SIZES, *STAGES}
     if unknown:
         print(f"unknown: {', '.join(sorted(unknown))}", file=sys.stderr)
         return 2
@@ -54,35 +59,45 @@ def main() -> int:
         return 6
     collectives = [name for name in COLLECTIVES if name in words or not words & {*COLLECTIVES}]
     sizes = [name for name in SIZES if name in words or not words & {*SIZES}]
+    stage = next((one for one in STAGES if one in words), "")
     for name in cases:
-        with tempfile.TemporaryDirectory() as folder:
-            rows = [
-                (collective, size)
-                for collective in collectives
-                for size in sizes
-                if name != "headline" or size == "8MB"
-            ]
-            case(name, CASES[name], rows, Path(folder))
+        rows = [
+            (collective, size)
+            for collective in collectives
+            for size in sizes
+            if name != "headline" or size == "8MB"
+        ]
+        with tempfile.TemporaryDirectory() as scratch:
+            folder = Path(kept).absolute() / name if kept else Path(scratch)
+            folder.mkdir(parents=True, exist_ok=True)
+            case(name, CASES[name], rows, folder, stage)
     return 0
 
 
-def case(name: str, wanted: Layout, rows: list[tuple[str, str]], folder: Path) -> None:
-    """Profile a cluster, then make and run a program for each row."""
+def case(name: str, wanted: Layout, rows: list[tuple[str, str]], folder: Path, stage: str) -> None:
+    """Profile a cluster, then make and run a program for each row; stop after a stage."""
     profile = folder / "profile.yaml"
+    if not profile.exists():
+        with cluster(wanted) as running:
+            on_ranks(running, "profile", "-o", str(profile), "--quick")
+    if stage == "links":
+        return
+    for collective, size in rows:
+        synthesise(profile, collective, size, folder)
+    if stage == "programs":
+        return
+    ratios = []
     with cluster(wanted) as running:
-        on_ranks(running, "profile", "-o", str(profile), "--quick")
-        head = HEAD
-        ratios = []
         for collective, size in rows:
-            found, made, library = row(running, profile, collective, size, folder)
+            found, made, library = row(running, collective, size, folder)
             if not ratios:
                 mbit = ", ".join(f"{rate / 1e6:g}" for rate in wanted.rate_bits)
                 print(
                     f"\n{name}: {wanted.nodes} nodes x {wanted.ranks_per_node} ranks, uplinks {mbit} Mbit/s",
                     end="",
                 )
-                print(f", {wanted.latency_us:g} us; {library}; load {os.getloadavg()[0]:.1f}\n\n| {head} |")
-                print("| --- " * (head.count("|") + 1) + "|")
+                print(f", {wanted.latency_us:g} us; {library}; load {os.getloadavg()[0]:.1f}\n\n| {HEAD} |")
+                print("| --- " * (HEAD.count("|") + 1) + "|")
             here, its, said = (
                 found["median_time"],
                 found["reference_median_time_us"],
@@ -101,16 +116,24 @@ def case(name: str, wanted: Layout, rows: list[tuple[str, str]], folder: Path) -
     )
 
 
-def row(
-    running: Cluster, profile: Path, collective: str, size: str, folder: Path
-) -> tuple[dict[str, Any], dict[str, Any], str]:
-    """(what was measured, what synthesis says, the MPI library)."""
-    program, out = folder / f"{collective}-{size}.json", folder / "run.json"
+def synthesise(profile: Path, collective: str, size: str, folder: Path) -> None:
+    """Make the program of a row, and note what synthesis says of it, unless they are there."""
+    program, said = folder / f"{collective}-{size}.json", folder / f"{collective}-{size}.said.json"
+    if said.exists():
+        return
     asked = (
         *(*TACCL, "synth", "-t", str(profile), "-c", collective, "--size", str(SIZES[size])),
         *("--time-limit", str(SYNTH_S), "-o", str(program), "--json"),
     )
-    made = json.loads(subprocess.run(asked, check=True, capture_output=True, text=True, cwd=ROOT).stdout)
+    said.write_text(subprocess.run(asked, check=True, stdout=subprocess.PIPE, text=True, cwd=ROOT).stdout)
+
+
+def row(
+    running: Cluster, collective: str, size: str, folder: Path
+) -> tuple[dict[str, Any], dict[str, Any], str]:
+    """(what was measured, what synthesis says, the MPI library)."""
+    program, out = folder / f"{collective}-{size}.json", folder / "run.json"
+    made = json.loads((folder / f"{collective}-{size}.said.json").read_text())
     on_ranks(
         running, "run", str(program), "-b", str(SIZES[size]), "-e", str(SIZES[size]), "--out-of-place",
         "-n", str(TURNS[size]), "-w", "1", "--deadline", "300", "--json", str(out),

@@ -41,6 +41,7 @@ ENGINES = {
     "allreduce": ("one-shot-pairs", "direct", "ring", "recursive-doubling"),
     "broadcast": ("direct", "ring", "recursive-doubling"),
     "alltoall": ("direct",),
+    "reducescatter": ("direct", "ring", "recursive-doubling"),
 }
 HOPS = 64
 TURNS = 200  # of the step

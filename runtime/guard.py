@@ -174,12 +174,17 @@ class Guard:
             if starting:
                 segments.update(mpi.segments(rank))
             if not word:
-                siblings.look(starting and time.monotonic() - begin > FORKED_S)
+                # A launcher that has ended this rank had started all of them, and one that is not there was the cause.
+                siblings.look(starting and (heard or time.monotonic() - begin > FORKED_S))
             if heard and not word:
                 if leaving or process_state(launcher) in "ZX":
                     break  # in order, or with its job
                 # Where the launcher has ended this rank because of another one, that one is named.
-                said = f"{siblings.gone or me} has died (killed or crashed)"
+                said = (
+                    f"{siblings.gone} ended before all ranks had started MPI"
+                    if siblings.gone and starting
+                    else f"{siblings.gone or me} has died (killed or crashed)"
+                )
                 if not siblings.gone:
                     said += "; {:.1f} s before, {}".format(*self._last_note())
             elif word == bytes([STARTED]):
@@ -292,8 +297,10 @@ class Siblings:
 
     def look(self, all_forked: bool) -> None:
         """See who is there. all_forked: whether who was never there has ended."""
-        try:
-            listed = Path(f"/proc/{self._launcher}/task/{self._launcher}/children").read_text().split()
+        listed: list[str] = []
+        try:  # Open MPI's daemons start ranks from several threads
+            for thread in Path(f"/proc/{self._launcher}/task").iterdir():
+                listed += (thread / "children").read_text().split()
         except OSError:
             return
         if not self._known or self.gone:

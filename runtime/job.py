@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from taccl.entry import interrupt
+from taccl.entry import heed, interrupt
 from taccl.errors import EnvironmentProblem, RunFailed, TacclError
 from taccl.runtime import mpi, shared, watchdog
 from taccl.runtime.bind import Bound
@@ -51,7 +51,7 @@ class Job:
         self._started = self._agreed = False
         if mpi.launcher().ranks > 1 and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             with contextlib.suppress(ValueError):  # not the main thread
-                signal.signal(signal.SIGINT, interrupt)
+                heed(interrupt)
         self.guard = Guard(deadline_s)
         try:
             self.MPI = mpi.load()

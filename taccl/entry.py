@@ -5,9 +5,12 @@ Imports next to nothing, because until `main` runs Python itself answers Ctrl-C.
 
 from __future__ import annotations
 
+import _thread
 import os
 import signal
+import sys
 import time
+from typing import Any
 
 RANKS = (
     "OMPI_COMM_WORLD_RANK",
@@ -15,6 +18,7 @@ RANKS = (
     "SLURM_PROCID",
 )  # as in taccl.runtime.mpi, which is not loaded here
 AGAIN_S = 1.0  # within it a Ctrl-C is the launcher's copy of the one before
+DROPPED_S = 0.001  # from a KeyboardInterrupt that Python has dropped to the next
 HOLD_S, HOLDS = 0.02, 500  # at most ten seconds
 
 _interrupted = -AGAIN_S
@@ -28,12 +32,34 @@ def main() -> None:
     from taccl.cli import main as command_line
 
     if own:
-        signal.signal(signal.SIGINT, interrupt if launched() else signal.default_int_handler)
+        heed(interrupt if launched() else signal.default_int_handler)
     try:
         command_line()
     finally:
         if own:  # nothing is left that could end in an orderly way
             signal.signal(signal.SIGINT, signal.SIG_IGN if launched() else signal.SIG_DFL)
+
+
+def heed(handler: Any) -> None:
+    """Let `handler` answer Ctrl-C by a KeyboardInterrupt, and answer again when that is dropped: Python ignores what is
+    raised in a finalizer or in a callback of its own, such as those that end the import of a module."""
+    signal.signal(signal.SIGINT, handler)
+    before = sys.unraisablehook
+
+    def hook(unraisable: Any, /) -> None:
+        if unraisable.exc_type is not KeyboardInterrupt:
+            before(unraisable)
+            return
+        global _interrupted
+        _interrupted = -AGAIN_S
+        _thread.start_new_thread(_again, ())
+
+    sys.unraisablehook = hook
+
+
+def _again() -> None:
+    time.sleep(DROPPED_S)
+    os.kill(os.getpid(), signal.SIGINT)
 
 
 def launched() -> bool:

@@ -114,6 +114,30 @@ def test_ctrl_c_while_loading(name: str) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "taccl: interrupted\n")
 
 
+DROPPED = """
+import os, signal, time
+from taccl.entry import heed, interrupt
+class Dropping:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGINT)
+        for _ in range(3):
+            pass
+heed({handler})
+try:
+    Dropping()
+    time.sleep(20)
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+@pytest.mark.parametrize("handler", ["interrupt", "signal.default_int_handler"])
+def test_ctrl_c_where_python_drops_it(handler: str) -> None:
+    """In finalizers, and in the callbacks by which a module's import ends."""
+    done = python("-c", DROPPED.format(handler=handler))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "interrupted\n", "")
+
+
 def test_ctrl_c_while_reading_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
     def stop(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt

@@ -83,6 +83,53 @@ def test_a_rank_that_ends_before_mpi_starts_is_not_waited_for(line, more):
     assert said == "taccl: rank 2 ended before all ranks had started MPI; the job is ended"
 
 
+def test_of_ranks_that_the_launcher_ends_the_one_that_was_gone_before_is_named():
+    """Rank 1 has ended before rank 0 looks round for the first time; Open MPI's launcher then kills rank 0."""
+    done = subprocess.run([sys.executable, "-c", ENDED], text=True, capture_output=True, timeout=60)
+    assert done.returncode == 0
+    assert done.stderr == "taccl: rank 1 ended before all ranks had started MPI; the job is ended\n"
+
+
+ENDED = """
+import os, subprocess, sys, time
+rank = "import os, signal; from taccl.runtime.guard import Guard; Guard(5.0); os.write(1, b'.'); signal.pause()"
+place = {f"OMPI_COMM_WORLD_{name}": value for name, value in {"RANK": "0", "SIZE": "2", "LOCAL_SIZE": "2"}.items()}
+left = subprocess.Popen(
+    [sys.executable, "-c", rank], env={**os.environ, **place}, stdout=subprocess.PIPE
+)
+assert left.stdout.read(1) == b"."
+left.kill()
+left.wait()
+"""
+
+
+def test_ranks_that_threads_of_the_launcher_have_started_are_seen():
+    """As Open MPI's daemons on other hosts do."""
+    done = subprocess.run([sys.executable, "-c", THREADS], text=True, capture_output=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "none rank 2\n", "")
+
+
+THREADS = """
+import os, subprocess, threading
+from taccl.runtime import guard, mpi
+def start(rank):
+    started.append(subprocess.Popen(["sleep", "60"], env={**os.environ, "OMPI_COMM_WORLD_RANK": str(rank)}))
+    both.wait()
+    over.wait()
+started, both, over = [], threading.Barrier(3), threading.Event()
+for rank in range(2):
+    threading.Thread(target=start, args=(rank,), daemon=True).start()
+both.wait()
+for ranks in (2, 3):
+    siblings = guard.Siblings(mpi.Launcher("openmpi", 0, ranks, ranks), os.getpid())
+    siblings.look(True)
+    print(siblings.gone or "none", end="\\n" if ranks == 3 else " ")
+for one in started:
+    one.kill()
+    one.wait()
+"""
+
+
 def test_a_rank_that_is_stopped_before_mpi_starts_is_named():
     ended = taccl_but(2, 1, ("--stop",), "run", "none.xml", "--deadline", "1")
     assert ended.code == 86
