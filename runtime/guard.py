@@ -308,10 +308,13 @@ class Siblings:
         for process in map(int, listed):
             if process not in self._seen and (number := self._number(process)) is not None:
                 self._seen[process] = number
-        ended = [number for process, number in self._seen.items() if process_state(process) in "ZX"]
+        ended = []
         if all_forked and len(self._seen) < self._place.local:
             everywhere = self._place.local == self._place.ranks
-            ended += sorted({*range(self._place.ranks)} - {*self._seen.values()}) if everywhere else [-1]
+            ended = sorted({*range(self._place.ranks)} - {*self._seen.values()}) if everywhere else [-1]
+        # Others may have ended because of the first one, whom the launcher has looked after by then.
+        states = {number: process_state(process) for process, number in self._seen.items()}
+        ended += [number for state in "XZ" for number in states if states[number] == state]
         ended = [number for number in ended if number != self._place.rank]
         if ended:
             self.gone = f"rank {ended[0]}" if ended[0] >= 0 else "another rank of this host"
