@@ -12,7 +12,6 @@ from taccl.errors import UsageError
 from taccl.profiles.topology import Topology
 from taccl.sketches.restrictions import Permutation, Restrictions
 from taccl.sketches.symmetry import find_symmetry
-from taccl.synth.bounds.large import EXPLICIT_RANKS
 from taccl.synth.collective import GROUPED, NAMES, ROOTED, Collective, Groups, build, check_groups
 from taccl.synth.cost import costs
 from taccl.synth.engines import BASELINES
@@ -21,6 +20,8 @@ from taccl.synth.pairs import Pairs
 ENGINES = ("auto", "cp-sat", "greedy", *BASELINES)
 # Chunks times destinations beyond which seeds alone take minutes.
 MOST_PAIRS = 50_000
+# Groups are stated message by message, and every stage looks at all of them.
+MOST_GROUPED_RANKS = 64
 # Times within this relative distance of a bound are called optimal: durations are whole femtoseconds, bounds
 # of models with very long horizons are rounded down to coarser units.
 SAME = Fraction(1, 10**6)
@@ -86,9 +87,9 @@ def _check_groups(request: Request) -> None:
         check_groups(request.groups, request.topology.ranks)
     except ValueError as error:
         raise UsageError(f"groups of ranks: {error}") from error
-    if request.topology.ranks > EXPLICIT_RANKS:
+    if request.topology.ranks > MOST_GROUPED_RANKS:
         raise UsageError(
-            f"groups are synthesised on up to {EXPLICIT_RANKS} ranks, {request.topology.name} has "
+            f"groups are synthesised on up to {MOST_GROUPED_RANKS} ranks, {request.topology.name} has "
             f"{request.topology.ranks}"
         )
 

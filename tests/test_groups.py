@@ -205,6 +205,13 @@ def test_bounds_add_up_what_groups_send_over_one_cable(name: str, crossings: int
     assert together.time_fs > 7 * alone.time_fs - 10 * FS_PER_US
 
 
+def test_many_ranks_alltoalls_of_groups_share_a_nodes_nics() -> None:
+    """Each of 8 ranks of a node sends 7 of 8 MB over the node's 8 NICs of 40 us a MB; no linear program is solved."""
+    collective = build("alltoall", 64, groups=[range(first, 64, 8) for first in range(8)])
+    bound = lower_bound(load_topology("dgx-a100:8"), collective, 64_000_000)
+    assert us(bound.time_fs) == pytest.approx(8 * 7 * 8 * 40 / 8 + 2.6)
+
+
 def test_unequal_groups_have_chunks_of_one_length_and_the_same_size() -> None:
     collective = build("allgather", 6, 2, groups=[(0, 3), (5, 1, 2)])
     assert collective.size_chunks == 12 and collective.chunk_bytes(1200) == 100

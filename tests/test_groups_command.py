@@ -84,7 +84,7 @@ def test_groups_that_are_none_are_refused(given: str, words: str) -> None:
         (("-c", "sendrecv", "--groups", "0,1"), "sendrecv says itself who sends to whom"),
         (("-c", "alltoallv", "--demand", "0,1;1,0", "--groups", "0,1"), "groups are for"),
         (("-c", "broadcast", "--root", "2", "--groups", "0,1 2,3"), "place in every group, 0..1"),
-        (("-c", "allreduce", "--groups", "0,1", "-t", "ring:40"), "on up to 32 ranks"),
+        (("-c", "allreduce", "--groups", "0,1", "-t", "ring:70"), "on up to 64 ranks"),
     ],
 )
 def test_what_groups_cannot_do_is_said(more: tuple[str, ...], words: str) -> None:

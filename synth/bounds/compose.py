@@ -62,6 +62,8 @@ def counting_bound(
 
     grain: one of `scale_bound`, for its bound alone, or "messages": the fluid one and what `large_bound` adds to it.
     """
+    if collective.groups:
+        return _paired_bound(topology, collective, size_bytes, grain)
     demand = demand_of(collective) if collective.name == "alltoallv" else None
     if collective.name not in COLLECTIVES or collective != build(
         collective.name,
@@ -77,6 +79,22 @@ def counting_bound(
     return scale_bound(
         topology, links, collective.name, collective.partition, size_bytes, grain, collective.root, demand
     )
+
+
+def _paired_bound(topology: Topology, collective: Collective, size_bytes: int, grain: str) -> Bound | None:
+    """`counting_bound` of groups whose blocks have one source and one destination: they are an alltoallv of all."""
+    if collective.name != "alltoall":
+        return None
+    demand = demand_of(collective)
+    if (
+        max(demand.sum(axis=0).max(), demand.sum(axis=1).max()) * collective.partition
+        != collective.size_chunks
+    ):
+        return None  # its size would be that of other buffers
+    links = link_table(topology)
+    if grain == "messages":
+        return large_bound(topology, links, "alltoallv", size_bytes, 0, demand)
+    return scale_bound(topology, links, "alltoallv", collective.partition, size_bytes, grain, 0, demand)
 
 
 def demand_of(collective: Collective) -> NDArray[np.int64]:
