@@ -19,11 +19,13 @@ from typing import Any
 
 import numpy as np
 
+from taccl.runtime import mpi
 from taccl.runtime.streams import Lane
 from taccl.runtime.transport import Message, Plain, used_bytes
 from taccl.runtime.transports import MpiTransport
 
-SEGMENT_BYTES = 60 << 10  # and a header: less than 64 KB
+SEGMENT_BYTES = 64 << 10
+OPEN_MPI_SEGMENT_BYTES = 60 << 10  # and a header: less than 64 KB
 SEGMENTS = (
     4  # of one message that are on their way; more than the bytes that a round trip takes on most networks
 )
@@ -43,6 +45,8 @@ class PacedTransport(Plain):
     def __init__(self, MPI: Any, inner: MpiTransport, receipts: Any, nodes: Sequence[int]) -> None:
         self._mpi, self._inner, self._receipts, self._nodes = MPI, inner, receipts, nodes
         self._here = nodes[receipts.Get_rank()]
+        open_mpi = mpi.library(MPI).name == "Open MPI"
+        self.segment_bytes = min(SEGMENT_BYTES, OPEN_MPI_SEGMENT_BYTES) if open_mpi else SEGMENT_BYTES
         self._peers: dict[int, _Peer] = {}
         # Started requests that something follows, and what; started ones that must only be finished some time.
         self._requests: list[Any] = []
@@ -56,8 +60,8 @@ class PacedTransport(Plain):
         """Buffers as MPI takes them."""
         data = array.view(np.uint8)
         return [
-            self._inner.data(data[first : first + SEGMENT_BYTES], tag)
-            for first in range(0, data.nbytes, SEGMENT_BYTES)
+            self._inner.data(data[first : first + self.segment_bytes], tag)
+            for first in range(0, data.nbytes, self.segment_bytes)
         ]
 
     def _receipt(self) -> list[Any]:
@@ -73,7 +77,7 @@ class PacedTransport(Plain):
         ]
         lengths = [buffer[1] for buffer in buffers]
         to = self._peers.setdefault(peer, _Peer())
-        shorter = _Shorter(self._inner, array, peer, tag) if sized else None
+        shorter = _Shorter(self._inner, array, peer, tag, self.segment_bytes) if sized else None
         message = _Outgoing(self, to, segments, lengths, receipts, shorter)
         return Message(self, message, message.start, free=message.free)
 
@@ -223,20 +227,21 @@ class _Outgoing:
 class _Shorter:
     """The part of a sized message that is sent: whole segments, and the bytes of the last one."""
 
-    __slots__ = ("_array", "_inner", "_peer", "_tag", "_used")
+    __slots__ = ("_array", "_inner", "_peer", "_segment_bytes", "_tag", "_used")
 
-    def __init__(self, inner: MpiTransport, array: Any, peer: int, tag: int) -> None:
+    def __init__(self, inner: MpiTransport, array: Any, peer: int, tag: int, segment_bytes: int) -> None:
         self._inner, self._array, self._peer, self._tag = inner, array, peer, tag
+        self._segment_bytes = segment_bytes
         self._used = 0
 
     def count(self) -> int:
         """Segments of the message as it is now."""
         self._used = used_bytes(self._array)
-        return -(-self._used // SEGMENT_BYTES)
+        return -(-self._used // self._segment_bytes)
 
     def send_last(self) -> Any:
         """The started request of the last segment."""
-        first = (self._used - 1) // SEGMENT_BYTES * SEGMENT_BYTES
+        first = (self._used - 1) // self._segment_bytes * self._segment_bytes
         data = self._inner.data(self._array[first : self._used], self._tag)
         return self._inner.comm.Isend(data, self._peer, self._tag)
 
@@ -261,7 +266,7 @@ class _Incoming:
 
     def _on_segment(self) -> None:
         if self._sized is not None and self._arrived == 0:
-            self._count = -(-used_bytes(self._sized) // SEGMENT_BYTES)
+            self._count = -(-used_bytes(self._sized) // self._port.segment_bytes)
             for request in self._segments[1 : self._count]:
                 request.Start()
         self._port.start(self._receipts[self._arrived])
