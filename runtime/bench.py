@@ -35,12 +35,12 @@ from taccl.runtime.coded import Coding
 from taccl.runtime.cuda_ipc import CudaIpcTransport, room_bytes
 from taccl.runtime.device_memory import PIECE_BYTES, DeviceMemory
 from taccl.runtime.dtypes import DType, inside_type
+from taccl.runtime.host_transport import host_transport
 from taccl.runtime.job import Job, Neighbours
 from taccl.runtime.layout import Layout, layout
-from taccl.runtime.paced import PacedTransport
 from taccl.runtime.planned import Planned
 from taccl.runtime.reference import Reference
-from taccl.runtime.shm import ROOM_BYTES, ROOMS, SharedMemoryTransport
+from taccl.runtime.shm import ROOM_BYTES, ROOMS
 from taccl.runtime.staged import StagedTransport, pinned_bytes, slots
 from taccl.runtime.trace import Trace
 from taccl.runtime.transport import Transport
@@ -343,23 +343,17 @@ def _transport(
     devices: DeviceMemory | None,
 ) -> tuple[Transport, Callable[[int, Any], Any] | None]:
     """The transport, and where the memory that the program needs inside comes from (None: anywhere)."""
+    if cuda is None or devices is None:
+        return host_transport(job, compiled, chunk_bytes, neighbours, settings.transport, settings.pace)
     over_mpi = MpiTransport(job.MPI, job.data, chunk_bytes)
-    between: Transport = over_mpi
-    if cuda is not None and devices is not None:
-        staged = "staged-mpi" in (settings.transport, settings.others)
-        between = StagedTransport(over_mpi, cuda) if staged else MpiCudaTransport(over_mpi)
-        if settings.transport != "cuda-ipc":
-            return between, None
-        sharing = neighbours.sharing
-        return CudaIpcTransport(
-            job.memory, devices, cuda, job.rank, sharing, compiled.messages, between
-        ), devices.empty
-    if settings.pace and len(set(neighbours.nodes)) > 1:
-        between = PacedTransport(job.MPI, over_mpi, job.receipts, neighbours.nodes)
-    if settings.transport == "shm":
-        node = neighbours.sharing[job.rank]
-        return SharedMemoryTransport(job.memory, job.rank, node, compiled.messages, between), job.memory.empty
-    return between, None
+    staged = "staged-mpi" in (settings.transport, settings.others)
+    between = StagedTransport(over_mpi, cuda) if staged else MpiCudaTransport(over_mpi)
+    if settings.transport != "cuda-ipc":
+        return between, None
+    sharing = neighbours.sharing
+    return CudaIpcTransport(
+        job.memory, devices, cuda, job.rank, sharing, compiled.messages, between
+    ), devices.empty
 
 
 def _device_buffers(

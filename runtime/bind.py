@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 
 from taccl.runtime.codec_thread import Coder
-from taccl.runtime.codecs import Codec
+from taccl.runtime.codecs import Codec, ErrorFeedback
 from taccl.runtime.coded import Coding, coded
 from taccl.runtime.compile import Plan, compile_ranks
 from taccl.runtime.dtypes import DType, combiner, divide
 from taccl.runtime.executor import Executor
-from taccl.runtime.frames import FrameMemory, frame_sizes
+from taccl.runtime.frames import FrameMemory, Losses, frame_sizes
 from taccl.runtime.gpu import Cuda
 from taccl.runtime.layout import Layout
 from taccl.runtime.trace import Trace, trace
@@ -114,7 +114,9 @@ class Bound:
     collectives that only move data. `transport` stays the caller's to close. empty: gives memory that is needed
     inside, of (elements, numpy type); None: the array module's own. inside: the type in which the program moves and
     reduces, when it is another than that of the buffers. marks: as in `Executor`. codec, coder: of a coded plan. cuda:
-    where buffers and memory are on a device.
+    where buffers and memory are on a device. feedback: of the rank's float32 input to a sum; what it owes is added in
+    each run, and what this rank's coding takes away is what it owes then. The input is not changed. Raises ValueError
+    where values of no known chunk are coded.
 
     After the constructor all ranks exchange their transports' offers, and then `connect` makes it ready to run.
     """
@@ -135,6 +137,7 @@ class Bound:
         codec: Codec | None = None,
         coder: Coder | None = None,
         cuda: Cuda | None = None,
+        feedback: ErrorFeedback | None = None,
     ) -> None:
         xp = xp if cuda is None else cuda.xp
         self._cuda = cuda
@@ -153,7 +156,8 @@ class Bound:
         given = sorted({o for chunk in collective.chunks for r, o in chunk.destinations if r == rank})
         self._divides = op == "avg" and bool(given)
         chunk = layout.chunk_elements
-        self._copies = layout.padded or inside != dtype
+        self._feedback = feedback
+        self._copies = layout.padded or inside != dtype or feedback is not None
         if self._copies:
             self._inner = self._padded(collective, rank, compiled.inplace, chunk, inside, empty)
             pieces = layout.pieces(
@@ -172,8 +176,23 @@ class Bound:
         frames = None
         if codec is not None:
             sizes = frame_sizes(codec, inside, chunk)
-            frames = FrameMemory(sizes, empty(plan.slots * sizes.stride, np.uint8))
+            losses = None if feedback is None else Losses(feedback, self._places(collective, plan, layout))
+            frames = FrameMemory(sizes, empty(plan.slots * sizes.stride, np.uint8), losses)
         self.executor = Executor(plan, memory, chunk, combine, transport, marks, frames, coder, cuda)
+
+    @staticmethod
+    def _places(collective: Collective, plan: Plan, layout: Layout) -> dict[int, slice]:
+        """Of each chunk that the rank contributes to, its elements in the rank's input."""
+        pieces = layout.pieces(collective.input_chunks[plan.rank]).tolist()
+        found = {
+            number: slice(*pieces[place])
+            for number, chunk in enumerate(collective.chunks)
+            for rank, place in chunk.sources
+            if rank == plan.rank
+        }
+        if {number for op in plan.operations for number in op.chunks} - set(found):
+            raise ValueError("values are coded that this rank does not contribute to")
+        return found
 
     @staticmethod
     def _padded(
@@ -208,8 +227,12 @@ class Bound:
         """Begin a run; `executor.advance()` until `executor.done`, then `finish`."""
         if self._copies:
             chunk, source, target = self._layout.chunk_elements, self.user.input, self._inner.input
+            if self._feedback is not None:
+                source = self._feedback.owed(source)
             for index, first, last in self._input_pieces:
                 target[index * chunk : index * chunk + last - first] = source[first:last]
+            if self._feedback is not None:
+                self._feedback.residual[:] = 0
         self.executor.start()
 
     def finish(self) -> None:

@@ -23,12 +23,9 @@ from taccl.runtime.codecs import Codec
 from taccl.runtime.coded import Coding
 from taccl.runtime.compile import Operation
 from taccl.runtime.dtypes import DType
+from taccl.runtime.host_transport import host_kind, host_transport
 from taccl.runtime.job import Job, Neighbours
 from taccl.runtime.layout import layout
-from taccl.runtime.paced import PacedTransport
-from taccl.runtime.shm import SharedMemoryTransport
-from taccl.runtime.transport import Transport
-from taccl.runtime.transports import MpiTransport
 from taccl.synth.collective import Collective, build
 from taccl.synth.program import Program, RankProgram, Step, Threadblock
 
@@ -71,7 +68,7 @@ def trial(
     shape = layout(compiled.collective, len(mine))
     notes: list[tuple[int, float, float]] = []
     coder = CodecThread(notes)
-    transport, empty = _transport(job, neighbours, compiled, chunk_bytes)
+    transport, empty = host_transport(job, compiled, chunk_bytes, neighbours, host_kind(neighbours))
     bound = job.together(
         "the binding of the codec trial",
         lambda: Bound(
@@ -149,18 +146,3 @@ def _ring(ranks: int, chunks: int) -> tuple[Program, Collective]:
     )
     program = Program("codec-trial", "sendrecv", "Simple", 1, chunks, ranks, False, True, 0, 2**40, gpus)
     return program, build("sendrecv", ranks, chunks)
-
-
-def _transport(
-    job: Job, neighbours: Neighbours, compiled: Compiled, chunk_bytes: int
-) -> tuple[Transport, Any]:
-    """As `taccl run` has it by default: shared memory within nodes where there is some, paced MPI between them."""
-    over_mpi = MpiTransport(job.MPI, job.data, chunk_bytes)
-    between: Transport = over_mpi
-    if len(set(neighbours.nodes)) > 1:
-        between = PacedTransport(job.MPI, over_mpi, job.receipts, neighbours.nodes)
-    if not any(len(node) > 1 for node in neighbours.sharing):
-        return between, None
-    node = neighbours.sharing[job.rank]
-    transport = SharedMemoryTransport(job.memory, job.rank, node, compiled.messages, between)
-    return transport, job.memory.empty

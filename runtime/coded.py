@@ -176,6 +176,7 @@ class _Rank:
         received: Range | None = None,
         frames: tuple[Frame, ...] = (),
         carries: Range | None = None,
+        chunks: tuple[int, ...] = (),
     ) -> None:
         areas: list[Range] = (
             [] if kind == "encode" else [("f", area, 1) for area in sorted({frame.area for frame in frames})]
@@ -188,7 +189,7 @@ class _Rank:
             Operation(
                 kind, dst, src, received, like.peer if message else -1, like.channel,
                 like.tag if message else -1, like.threadblock, like.step, tuple(sorted(before | order)),
-                tuple(sorted(order)), frames, carries,
+                tuple(sorted(order)), frames, carries, chunks,
             )
         )  # fmt: skip
         self.hazards.record(index, dst, src, received, *areas)
@@ -329,7 +330,8 @@ class _Rank:
     def _encode(self, extent: Range, like: Operation) -> tuple[Frame, ...]:
         area = self._area(extent[2])
         frames = tuple(Frame(area[1], i, self.rank, extent[1] + i) for i in range(extent[2]))
-        self._add("encode", like, area, extent, frames=frames)
+        chunks = tuple(value.chunk for value in self._values(extent))
+        self._add("encode", like, area, extent, frames=frames, chunks=chunks)
         self.areas[frames] = area[1]
         return frames
 

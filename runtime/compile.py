@@ -68,6 +68,9 @@ class Operation:
     order: tuple[int, ...] = ()  # those of them that it waits for whatever data they bring
     frames: tuple[Frame, ...] = ()  # one for each chunk
     carries: Range | None = None  # of a message of frames: the chunks that it would move uncoded
+    chunks: tuple[
+        int, ...
+    ] = ()  # of encode: for each frame the collective's chunk that it is a value of; -1: none
 
 
 @dataclass(frozen=True, slots=True)

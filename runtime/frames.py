@@ -6,13 +6,22 @@ the whole area. Others stand one behind the other after the head of a sized mess
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from taccl.runtime.codecs import Codec, FrameError, Origin, Scratch, accumulate_into, decode_into, encode_into
+from taccl.runtime.codecs import (
+    Codec,
+    ErrorFeedback,
+    FrameError,
+    Origin,
+    Scratch,
+    accumulate_into,
+    decode_into,
+    encode_into,
+)
 from taccl.runtime.codecs.frame import most_bytes, read_header
 from taccl.runtime.compile import Frame, Operation, Range
 from taccl.runtime.dtypes import DType
@@ -46,11 +55,33 @@ def frame_sizes(codec: Codec, dtype: DType, chunk_elements: int) -> FrameSizes:
     return FrameSizes(codec, most_bytes(codec, dtype, chunk_elements), dtype.bytes)
 
 
-class FrameMemory:
-    """The areas of one rank. data: (slots * stride,) uint8."""
+class Losses:
+    """What this rank's coding takes away from sums goes into the error feedback of its own contributions.
 
-    def __init__(self, sizes: FrameSizes, data: Array) -> None:
-        self.sizes, self.data = sizes, data
+    places: of the collective's chunks that this rank contributes to, their elements in its input. A sum is short by
+    what was lost of it, whoever contributed that, so any rank that contributes to the same chunk may pay it back.
+    """
+
+    def __init__(self, feedback: ErrorFeedback, places: Mapping[int, slice]) -> None:
+        self._feedback, self._places = feedback, places
+        self._decoded = np.empty(0, np.float32)
+
+    def note(self, codec: Codec, chunk: int, values: Array, frame: Array, scratch: Scratch) -> None:
+        """Values of a chunk were coded; padding behind its last element counts for nothing."""
+        if len(self._decoded) < len(values):
+            self._decoded = np.empty(len(values), np.float32)
+        decoded = self._decoded[: len(values)]
+        decode_into(codec, frame, decoded, scratch)
+        where = self._places[chunk]
+        count = where.stop - where.start
+        self._feedback.lost(where, values[:count], decoded[:count])
+
+
+class FrameMemory:
+    """The areas of one rank. data: (slots * stride,) uint8. losses: where to note what coding takes away."""
+
+    def __init__(self, sizes: FrameSizes, data: Array, losses: Losses | None = None) -> None:
+        self.sizes, self.data, self._losses = sizes, data, losses
 
     def view(self, area: Range) -> Array:
         """An area with all its room."""
@@ -137,7 +168,7 @@ class FrameMemory:
 
     def _encode(self, op: Operation, source: Array, chunk_elements: int) -> Work:
         assert op.dst is not None
-        area, codec = self.view(op.dst), self.sizes.codec
+        area, codec, losses = self.view(op.dst), self.sizes.codec, self._losses
         parts = [
             (source[at * chunk_elements : (at + 1) * chunk_elements], Origin(frame.rank, frame.chunk))
             for at, frame in enumerate(op.frames)
@@ -145,8 +176,11 @@ class FrameMemory:
 
         def encode(scratch: Scratch) -> None:
             place = HEAD_BYTES if self.sizes.sized else 0
-            for values, origin in parts:
-                place += encode_into(codec, values, area[place:], scratch, origin)
+            for (values, origin), chunk in zip(parts, op.chunks, strict=True):
+                used = encode_into(codec, values, area[place:], scratch, origin)
+                if losses is not None:
+                    losses.note(codec, chunk, values, area[place : place + used], scratch)
+                place += used
             self._close(area, place)
 
         return encode

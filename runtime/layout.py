@@ -54,6 +54,12 @@ class Layout:
         )
 
 
+def layout_of(collective: Collective, chunks: int, elements: int) -> Layout:
+    """The layout in which a buffer of so many chunks, one at least, has so many elements, or the most below."""
+    unit = layout(collective, collective.size_chunks)
+    return Layout(elements // max(1, chunks // unit.block_chunks), unit.block_chunks, unit.blocks)
+
+
 def layout(collective: Collective, elements: int) -> Layout:
     """The layout of the largest size that has at most `elements` elements and equal blocks.
 

@@ -10,11 +10,11 @@ import numpy as np
 from taccl.errors import RunFailed, UsageError
 from taccl.runtime.bind import Bound, Buffers, Compiled, buffer_elements, compile_program, memory_chunks
 from taccl.runtime.codec_thread import Inline
-from taccl.runtime.codecs import Codec
+from taccl.runtime.codecs import Codec, ErrorFeedback
 from taccl.runtime.coded import Coding
 from taccl.runtime.dtypes import DTYPES, OPS, inside_type
 from taccl.runtime.executor import PATIENCE
-from taccl.runtime.layout import Layout, layout
+from taccl.runtime.layout import Layout, layout_of
 from taccl.runtime.semantics import collective_of
 from taccl.runtime.switch import LocalSwitch, LocalTransport
 from taccl.runtime.trace import trace
@@ -67,10 +67,8 @@ def connect_all(bound: Sequence[Bound]) -> None:
 
 def _layout(collective: Collective, inputs: Sequence[Array]) -> Layout:
     """The layout that gives the inputs their lengths."""
-    unit = layout(collective, collective.size_chunks)
     rank = max(range(collective.ranks), key=lambda r: collective.input_chunks[r])
-    blocks = max(1, collective.input_chunks[rank] // unit.block_chunks)
-    found = Layout(len(inputs[rank]) // blocks, unit.block_chunks, unit.blocks)
+    found = layout_of(collective, collective.input_chunks[rank], len(inputs[rank]))
     for rank, array in enumerate(inputs):
         if len(array) != buffer_elements(collective, found, rank)[0]:
             raise UsageError(
@@ -90,12 +88,14 @@ def run_in_process(
     accumulate: str = "type",
     codec: Codec | None = None,
     coding: Coding | None = None,
+    feedback: Sequence[ErrorFeedback] | None = None,
 ) -> list[Array]:
     """The ranks' outputs of a program on these inputs, one array a rank, all of one type of dtypes.DTYPES.
 
     op: for collectives that reduce (default sum). accumulate: "type", or "float32" to reduce 16-bit floats in it and
-    round once at the end. codec, coding: with what messages are coded, and which ones; both or none. Raises UsageError
-    for inputs of unequal kind, InvalidInput for a program that cannot run, RunFailed for one that hangs.
+    round once at the end. codec, coding: with what messages are coded, and which ones; both or none. feedback: as in
+    `Bound`, one a rank. Raises UsageError for inputs of unequal kind, InvalidInput for a program that cannot run,
+    RunFailed for one that hangs.
     """
     dtype = next((d for d in DTYPES.values() if inputs and d.numpy == inputs[0].dtype), None)
     if dtype is None or len(inputs) != program.ranks or any(a.dtype != dtype.numpy for a in inputs):
@@ -135,6 +135,7 @@ def run_in_process(
                 inside=inside,
                 codec=codec,
                 coder=coder,
+                feedback=None if feedback is None else feedback[rank],
             )
         )
     connect_all(bound)

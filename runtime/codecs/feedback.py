@@ -48,6 +48,13 @@ class ErrorFeedback:
             np.add(self.residual, values, out=self.residual, casting="same_kind")
         return self.residual
 
+    def lost(self, where: slice, values: Array, decoded: Array) -> None:
+        """Owe what coding took away from some of the values, on top of what is owed there."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            gone = np.subtract(values, decoded, dtype=np.float32)
+        gone[~np.isfinite(gone)] = 0
+        self.residual[where] += gone
+
     def paid(self, decoded: Array) -> None:
         """Take note of what the coded values became. Where one of the two is not finite, nothing is owed."""
         with np.errstate(over="ignore", invalid="ignore"):

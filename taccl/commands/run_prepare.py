@@ -36,8 +36,8 @@ def prepare(job: Job, options: dict[str, Any]) -> tuple[Loaded, Loaded | None, S
     select_dtypes(options["dtype"] or "all")
     try:
         topology = None if options["topology"] is None else load_topology(options["topology"])
-        loaded, opened = _load(job, options["file"], options)
-        against = None if options["against"] is None else _load(job, options["against"], options)[0]
+        loaded, opened = load_program(job, options["file"], options)
+        against = None if options["against"] is None else load_program(job, options["against"], options)[0]
     except OSError as error:
         place = str(error.filename or options["file"])
         raise InvalidInput([Diagnostic(place, 0, 0, "R100", error.strerror or str(error))]) from error
@@ -78,8 +78,8 @@ def prepare(job: Job, options: dict[str, Any]) -> tuple[Loaded, Loaded | None, S
     return replace(loaded, planned=coded.plan), against, settings, topology
 
 
-def _load(job: Job, file: str, options: dict[str, Any]) -> tuple[Loaded, ProgramFile]:
-    """The program of a file, and what was read."""
+def load_program(job: Job, file: str, options: dict[str, Any]) -> tuple[Loaded, ProgramFile]:
+    """The program of a file, and what was read. Raises UsageError when the job has another number of ranks."""
     from taccl.program_file import open_program
     from taccl.runtime.bench import Loaded
     from taccl.runtime.semantics import check_buffers, collective_of
@@ -191,6 +191,8 @@ def with_transport(job: Job, settings: Settings) -> tuple[Settings, Neighbours]:
     """Resolve `auto`: shared memory on the host, CUDA IPC on devices, where ranks have them."""
     import dataclasses
 
+    from taccl.runtime.host_transport import host_kind
+
     if settings.device == "cuda":
         return _on_devices(job, settings)
     if settings.transport == "mpi":
@@ -199,8 +201,7 @@ def with_transport(job: Job, settings: Settings) -> tuple[Settings, Neighbours]:
     if settings.transport == "shm" or settings.buffers == "shared":
         job.together("the choice of the transport", lambda: _check_near(job, settings, found, "shm"))
     wanted = settings.transport == "shm" or settings.buffers == "shared"
-    some = any(len(ranks) > 1 for ranks in found.sharing)
-    return dataclasses.replace(settings, transport="shm" if some or wanted else "mpi"), found
+    return dataclasses.replace(settings, transport="shm" if wanted else host_kind(found)), found
 
 
 def _on_devices(job: Job, settings: Settings) -> tuple[Settings, Neighbours]:

@@ -1,0 +1,171 @@
+"""A collective in one's own MPI program: one program, the caller's arrays, run again and again."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from taccl.errors import UsageError
+from taccl.runtime.bench import Loaded
+from taccl.runtime.bind import Bound, Buffers, buffer_elements, compile_program
+from taccl.runtime.codec_thread import CodecThread
+from taccl.runtime.codecs import Codec, ErrorFeedback
+from taccl.runtime.coded import Coding
+from taccl.runtime.dtypes import DTYPES, DType
+from taccl.runtime.host_transport import host_kind, host_transport
+from taccl.runtime.job import Job, fingerprint
+from taccl.runtime.layout import Layout, layout_of
+
+Array = np.ndarray[Any, Any]
+
+
+class BoundCollective:
+    """This rank's part of a collective on two arrays. Call it as often as wanted; a context manager, or close it.
+
+    All ranks of the job make it, call it and close it together, and no two collectives at the same time. Messages go as
+    `taccl run` sends them by default: through shared memory within nodes, in confirmed segments between them. Errors of
+    all ranks alike are raised on rank 0, and the others leave with its exit code; what goes wrong later ends the job
+    (`Job`).
+
+    job: entered and not left. input, output: contiguous (n,) arrays of one of dtypes.DTYPES, as long as the collective
+    wants them; in place the same array (allreduce), or views of one. op: one of dtypes.OPS, None for collectives that
+    move data. codec: None for none; links: "nodes", "all", or "planned", which `loaded` then has. feedback: for float32
+    sums and averages that a lossy codec codes. Raises UsageError for arrays and options that do not fit.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        loaded: Loaded,
+        input: Array,
+        output: Array,
+        op: str | None,
+        codec: Codec | None = None,
+        links: str = "nodes",
+        feedback: ErrorFeedback | None = None,
+    ) -> None:
+        collective = loaded.collective
+        shares = job.together("the check of the arrays", lambda: check_arrays(input, output, op, feedback))
+        inplace = bool(job.gather_bytes(np.array([shares], np.uint8), "the check of the arrays").any())
+        dtype, shape = job.together(
+            "the check of the arrays", lambda: fit(loaded, job.rank, input, output, inplace)
+        )
+        plan = loaded.planned if links == "planned" else None
+        facts = (
+            collective, dtype.name, op, shape, inplace, None if codec is None else codec.name, links,
+            None if plan is None else plan.facts(), feedback is not None,
+        )  # fmt: skip
+        job.agree_on(fingerprint(loaded.program, facts), "program, arrays or options")
+        neighbours = job.share_memory()
+        coding = None
+        if codec is not None:
+            nodes = neighbours.nodes if links == "nodes" else None
+            coding = Coding(nodes, codec.lossless, hops=None if plan is None else plan.hops)
+        compiled = job.together(
+            "the compilation of the program",
+            lambda: compile_program(
+                loaded.program, collective, inplace, [job.rank], loaded.order, neighbours.nodes, coding
+            ),
+        )
+        self._job = job
+        self._coder = None if codec is None else CodecThread()
+        self._transport, empty = host_transport(
+            job, compiled, shape.chunk_elements * dtype.bytes, neighbours, host_kind(neighbours)
+        )
+        self._bound = job.together(
+            "the binding of the program",
+            lambda: Bound(
+                compiled, job.rank, shape, Buffers(input, output), dtype, op, self._transport, empty=empty,
+                codec=codec, coder=self._coder, feedback=feedback,
+            ),
+        )  # fmt: skip
+        job.connect(self._bound)
+
+    def __call__(self) -> None:
+        """Do it once: the result is in the output."""
+        self._job.run(self._bound)
+
+    @property
+    def coded_bytes(self) -> tuple[int, int]:
+        """Of this rank's messages in the last run: bytes of the values that were coded, and of their frames."""
+        return self._bound.executor.coded_bytes()
+
+    def close(self) -> None:
+        """Free what it needed, not the arrays."""
+        with self._job.waiting("it waits for the other ranks to free a collective"):
+            self._bound.close()
+            self._transport.close()
+        if self._coder is not None:
+            self._coder.close()
+
+    def __enter__(self) -> BoundCollective:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:  # else the job ends
+            self.close()
+
+
+def check_arrays(input: Array, output: Array, op: str | None, feedback: ErrorFeedback | None) -> bool:
+    """Whether input and output share memory. Raises UsageError for arrays that no program takes."""
+    for array, name in ((input, "input"), (output, "output")):
+        if array.ndim != 1 or not array.flags.c_contiguous or array.dtype not in _TYPES:
+            raise UsageError(
+                f"the {name} must be a contiguous array of one dimension and one of {', '.join(DTYPES)}; it is "
+                f"{array.dtype} of shape {array.shape}"
+            )
+    if input.dtype != output.dtype:
+        raise UsageError(f"the input is {input.dtype} and the output {output.dtype}; they must be alike")
+    if not output.flags.writeable:
+        raise UsageError("the output cannot be written")
+    if feedback is not None:
+        if op not in ("sum", "avg") or input.dtype != np.float32:
+            raise UsageError("error feedback is for sums and averages of float32")
+        if feedback.residual.shape != input.shape:
+            raise UsageError(
+                f"the feedback is for {feedback.residual.shape} values; the input has {input.shape}"
+            )
+    return np.may_share_memory(input, output)
+
+
+def fit(loaded: Loaded, rank: int, input: Array, output: Array, inplace: bool) -> tuple[DType, Layout]:
+    """Type and layout of the arrays. Raises UsageError when they do not fit the program."""
+    collective, dtype = loaded.collective, _TYPES[input.dtype]
+    mode = "in_place" if inplace else "out_of_place"
+    if mode not in loaded.modes:
+        raise UsageError(f"{loaded.program.name} does not claim to work {mode.replace('_', ' ')}")
+    chunks = collective.input_chunks[rank], collective.output_chunks[rank]
+    # Of scatter and gather one of the two is empty on most ranks.
+    longer = int(chunks[1] > chunks[0])
+    shape = layout_of(collective, chunks[longer], (len(input), len(output))[longer])
+    wanted = buffer_elements(collective, shape, rank)
+    if (len(input), len(output)) != wanted:
+        raise UsageError(
+            f"the input has {len(input)} elements and the output {len(output)}; with blocks of {shape.block_elements} "
+            f"{collective.name} wants {wanted[0]} and {wanted[1]}"
+        )
+    pair = collective.inplace[rank] if inplace else None
+    shares = np.may_share_memory(input, output)
+    if pair is None:
+        if shares:
+            raise UsageError(
+                f"input and output share memory; {collective.name} keeps them apart on this rank"
+            )
+        return dtype, shape
+    first = [
+        array.ctypes.data - shape.start(chunk) * dtype.bytes
+        for array, chunk in zip((input, output), pair, strict=True)
+    ]
+    if min(wanted) and (not shares or first[0] != first[1]):
+        raise UsageError(
+            f"in place the input begins {(shape.start(pair[0]) - shape.start(pair[1]))} elements after the output; "
+            "give views of one array that do"
+        )
+    return dtype, shape
+
+
+_TYPES = {dtype.numpy: dtype for dtype in DTYPES.values()}

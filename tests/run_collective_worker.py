@@ -1,0 +1,68 @@
+"""A rank that opens programs as collectives and calls them several times. See test_running.py.
+
+sys.argv: what to do, then the files of an allgather, an allreduce in place and a broadcast of three ranks.
+"""
+
+import json
+import sys
+
+import numpy as np
+
+from taccl import Job, open_collective
+
+TURNS = 3
+
+
+def turns(job, call, fill, expected, output, tolerance=0.0):
+    """Elements that are wrong, over some turns with other values each."""
+    wrong = 0
+    for turn in range(TURNS):
+        fill(job.rank, turn)
+        call()
+        wrong += int((np.abs(output - expected(turn)) > tolerance).sum())
+    return wrong
+
+
+def work(job, allgather, allreduce, broadcast):
+    """Wrong elements of each, and the bytes of (values, frames) that this rank sent in the broadcast."""
+    ranks, found = range(job.ranks), []
+
+    def block(rank, turn):
+        return np.arange(501, dtype=np.int32) * (rank + 1) + turn
+
+    mine, all_blocks = np.zeros(501, np.int32), np.zeros(3 * 501, np.int32)
+    with open_collective(job, allgather, mine, all_blocks) as gather:
+        fill = lambda rank, turn: np.copyto(mine, block(rank, turn))  # noqa: E731
+        found.append(
+            turns(job, gather, fill, lambda t: np.concatenate([block(r, t) for r in ranks]), all_blocks)
+        )
+    total = np.zeros(1000)
+    with open_collective(job, allreduce, total, total, op="avg") as average:
+        fill = lambda rank, turn: total.fill(rank * 10.0 + turn)  # noqa: E731
+        found.append(turns(job, average, fill, lambda turn: 10.0 + turn, total))
+        # Two of them may be open; calls take turns.
+        with open_collective(job, allreduce, total, total, op="max") as most:
+            found.append(turns(job, most, fill, lambda turn: 20.0 + turn, total))
+        found.append(turns(job, average, fill, lambda turn: 10.0 + turn, total))
+    values = np.random.default_rng(0).standard_normal(5000).astype(np.float32)
+    given, got = np.zeros_like(values), np.zeros_like(values)
+    with open_collective(job, broadcast, given, got, codec="q8", links="all") as spread:
+        fill = lambda rank, turn: np.multiply(values, turn if rank == 0 else 0, out=given)  # noqa: E731
+        found.append(turns(job, spread, fill, lambda turn: values * turn, got, 0.05))
+        found.append(int(np.array_equal(got, 2 * values) != (job.rank == 0)))
+        sent = spread.coded_bytes
+    return found, sent
+
+
+with Job(20.0) as job:
+    what, *files = sys.argv[1:]
+    if what == "lengths":
+        array = np.zeros(10 + job.rank // 2)
+        open_collective(job, files[1], array, array)
+    if what == "apart":
+        open_collective(job, files[1], np.zeros(10), np.zeros(10))
+    found, sent = work(job, *files)
+    wrong = job.reduce(np.array(found), "sum").tolist()
+    values, frames = job.reduce(np.array(sent), "sum").tolist()
+    if job.rank == 0:
+        print(json.dumps({"wrong": wrong, "values": values, "frames": frames}))

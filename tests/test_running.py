@@ -1,0 +1,128 @@
+"""Programs as collectives in one's own MPI program."""
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import runtime_programs as programs
+from mpi_jobs import launch
+from native_algorithms import timed, two_nodes, with_plan
+
+from taccl.errors import UsageError
+from taccl.runtime.bench import Loaded
+from taccl.runtime.codecs import ErrorFeedback
+from taccl.runtime.collective import check_arrays, fit
+from taccl.runtime.semantics import collective_of
+from taccl.runtime.trace import trace
+from taccl.synth.collective import build
+from taccl.synth.native import write_native
+
+mpi = pytest.mark.usefixtures("needs_a_launcher")
+WORKER = str(Path(__file__).with_name("run_collective_worker.py"))
+PAGE = Path(__file__).parents[1] / "docs" / "running.md"
+NODES = (0, 0, 1, 1)
+
+
+@pytest.fixture
+def files(saved):
+    made = programs.ring_allgather(3, 2), programs.ring_allreduce(3, 2), programs.chain_broadcast(3, 2)
+    return [saved(program) for program in made]
+
+
+@pytest.mark.mpi
+@mpi
+def test_collectives_are_called_again_and_again(files):
+    ended = launch(3, WORKER, "work", *files)
+    assert ended.code == 0, ended.err
+    found = json.loads(ended.out)
+    assert found["wrong"] == [0] * 6
+    assert 0 < 3 * found["frames"] < found["values"] == 2 * 5000 * 4
+
+
+@pytest.mark.mpi
+@mpi
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        ("lengths", "RunFailed: rank 2 runs another program, arrays or options than the rest"),
+        ("apart", "TacclError: allreduce-3 does not claim to work out of place"),
+    ],
+)
+def test_what_does_not_fit_is_raised_on_the_first_rank_and_ends_the_others(files, what, words):
+    ended = launch(3, WORKER, what, *files)
+    assert ended.code != 0 and words in ended.err and ended.err.count("Traceback") == 1 and not ended.out
+
+
+@pytest.mark.mpi
+@mpi
+def test_the_example_of_the_page(tmp_path, monkeypatch):
+    """Its file plans what goes between nodes as q8."""
+    (example,) = re.findall(r"```python\n(.*?open_collective.*?)```", PAGE.read_text(), re.DOTALL)
+    made = timed(two_nodes(), build("allreduce", 4), "hierarchical")
+    made = with_plan(made, [n for n, m in enumerate(made.messages) if NODES[m.src] != NODES[m.dst]])
+    topology = replace(two_nodes(), codecs=(made.coding.cost,))
+    (tmp_path / "allreduce.json").write_text(write_native(made, topology), "utf-8")
+    (tmp_path / "train.py").write_text(example)
+    monkeypatch.chdir(tmp_path)
+    ended = launch(4, "train.py")
+    assert ended.code == 0, ended.err
+    error, smaller = map(
+        float, re.fullmatch(r"error (\S+), frames (\S+) times smaller\n", ended.out).groups()
+    )
+    assert error < 0.01 and 2 < smaller < 4
+
+
+ARRAY = np.zeros(12, np.float32)
+TYPES = "must be a contiguous array of one dimension and one of float32"
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"input": np.zeros((3, 4), np.float32)}, rf"the input {TYPES}.*float32 of shape \(3, 4\)"),
+        ({"output": np.zeros(24, np.float32)[::2]}, f"the output {TYPES}"),
+        ({"input": np.zeros(12, np.complex64)}, "complex64"),
+        ({"output": np.zeros(12)}, "the input is float32 and the output float64"),
+        ({"output": np.broadcast_to(np.float32(0), 12)[:1]}, "the output cannot be written"),
+        ({"op": "max", "feedback": ErrorFeedback(12)}, "sums and averages of float32"),
+        ({"feedback": ErrorFeedback(11)}, r"the feedback is for \(11,\) values; the input has \(12,\)"),
+    ],
+)
+def test_arrays_that_cannot_be_used_are_refused(more, words):
+    asked = {"input": ARRAY, "output": ARRAY, "op": "sum", "feedback": None}
+    assert check_arrays(**asked)
+    with pytest.raises(UsageError, match=words):
+        check_arrays(**(asked | more))
+
+
+def test_arrays_must_fit_the_program():
+    def fitted(program, rank, input, output, inplace=False):
+        order = trace(program)
+        modes = tuple(
+            mode
+            for mode, claimed in (("out_of_place", program.outofplace), ("in_place", program.inplace))
+            if claimed
+        )
+        return fit(
+            Loaded(program, collective_of(program, order), order, modes), rank, input, output, inplace
+        )[1]
+
+    whole = np.zeros(12, np.float32)
+    assert fitted(programs.ring_allgather(3, 2), 1, whole[:4], np.zeros_like(whole)).block_elements == 4
+    assert fitted(programs.direct_scatter(3), 0, whole, whole[:4].copy()).block_elements == 4
+    assert fitted(programs.direct_scatter(3), 1, whole[:0], whole[:4]).block_elements == 4
+    gather = programs.ring_allgather(3, 2, inplace=True)
+    assert fitted(gather, 1, whole[4:8], whole, True).block_elements == 4
+    with pytest.raises(UsageError, match="in place the input begins 4 elements after the output"):
+        fitted(gather, 1, whole[:4], whole, True)
+    with pytest.raises(UsageError, match="4 elements after the output"):
+        fitted(gather, 1, whole[4:8].copy(), whole, True)
+    with pytest.raises(UsageError, match="does not claim to work out of place"):
+        fitted(gather, 1, whole[4:8], whole.copy())
+    with pytest.raises(
+        UsageError, match="has 4 elements and the output 13; with blocks of 4 allgather wants 4 and 12"
+    ):
+        fitted(programs.ring_allgather(3, 2), 1, whole[:4], np.zeros(13, np.float32))
