@@ -10,7 +10,7 @@ READY := $(VENV)/.taccl-ready
 # mpiexec comes with the MPI wheel and lies in the environment too.
 export PATH := $(BIN):$(PATH)
 
-.PHONY: demo test lint docs bench bench-scale bench-published bench-run bench-codecs bench-cluster bench-wire bench-faults bench-gpu bench-growth bench-determinism clean
+.PHONY: demo test lint docs bench bench-scale bench-published bench-run bench-codecs bench-cluster bench-wire bench-training bench-faults bench-gpu bench-growth bench-determinism clean
 
 demo: $(READY)
 	taccl demo -o demo-out
@@ -68,6 +68,11 @@ bench-wire: $(READY)
 # BENCH="4 allreduce" asks for a part.
 bench-gpu: $(READY)
 	@python docs/benchmarks_gpu.py $(BENCH)
+
+# Prints the tables "Training" of docs/benchmarks.md; about fifteen minutes, as root. It needs PyTorch in the environment
+# (pip install torch). BENCH="time 200mbit" asks for a part.
+bench-training: $(READY)
+	@python docs/benchmarks_training.py $(BENCH)
 
 # Prints seconds against ranks and draws docs/growth.svg; about ten minutes.
 bench-growth: $(READY)
