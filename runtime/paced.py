@@ -13,6 +13,7 @@ Open MPI sends up to 64 KB eagerly, its own header included; the rest of a longe
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -166,7 +167,8 @@ class _Outgoing:
     """A message to another node."""
 
     __slots__ = (
-        "_confirmed", "_count", "_lengths", "_port", "_receipts", "_segments", "_sent", "_shorter", "_to", "done",
+        "_confirmed", "_count", "_handlers", "_lengths", "_port", "_receipts", "_segments", "_sent", "_shorter", "_to",
+        "done",
     )  # fmt: skip
 
     def __init__(
@@ -180,6 +182,7 @@ class _Outgoing:
     ) -> None:
         self._port, self._to, self._shorter = port, to, shorter
         self._segments, self._lengths, self._receipts = segments, lengths, receipts
+        self._handlers = [functools.partial(self._on_receipt, slot) for slot in range(len(receipts))]
         self._count = len(segments)  # of this run
         self._sent = self._confirmed = 0
         self.done = False  # and the executor does not know it yet
@@ -189,13 +192,14 @@ class _Outgoing:
         self._sent = self._confirmed = 0
         if self._shorter is not None:
             self._count = self._shorter.count()
-        for _ in range(min(len(self._receipts), self._count)):
-            self._hand_over()
+        for slot in range(min(len(self._receipts), self._count)):
+            self._hand_over(slot)
         self._to.look()
 
-    def _hand_over(self) -> None:
+    def _hand_over(self, slot: int) -> None:
+        """The next segment. slot: of a receipt that nothing is expected with."""
         number = self._sent
-        self._port.start(self._receipts[number % len(self._receipts)], self._on_receipt)
+        self._port.start(self._receipts[slot], self._handlers[slot])
         if self._shorter is not None and number == self._count - 1:
             self._port.loose(self._shorter.send_last())
         else:
@@ -205,12 +209,13 @@ class _Outgoing:
         if self._sent == self._count:
             self._to.handed.append(self)
 
-    def _on_receipt(self) -> None:
-        # Receipts of one message arrive in the order of its segments: they have one tag.
+    def _on_receipt(self, slot: int) -> None:
+        # Receipts of one message arrive in the order of its segments: they have one tag. But a look at all of them may
+        # miss one that arrives meanwhile and see the next, so the slot that is free is the one that was seen.
         self._to.unconfirmed -= self._lengths[self._confirmed]
         self._confirmed += 1
         if self._sent < self._count:
-            self._hand_over()
+            self._hand_over(slot)
         elif self._confirmed == self._count and self in self._to.handed:
             # Whatever else the peer has not taken yet: it may be waiting for this very message to be followed.
             self._to.handed.remove(self)
