@@ -53,6 +53,9 @@ class PacedTransport(Plain):
         self._requests: list[Any] = []
         self._handlers: list[Callable[[], None]] = []
         self._loose: list[Any] = []
+        # Such of one use are kept apart. Of more than 64 requests MPICH 5's Testall looks at the kinds of the last ones
+        # alone: where these are of one use, it calls all finished and leaves the persistent ones before them active.
+        self._once: list[Any] = []
 
     def _plain(self, array: Any, peer: int) -> bool:
         return self._nodes[peer] == self._here or int(array.nbytes) <= PLAIN_BYTES
@@ -99,8 +102,8 @@ class PacedTransport(Plain):
             self.follow(request, handler)
 
     def loose(self, request: Any) -> None:
-        """See that a started request is finished before the next run."""
-        self._loose.append(request)
+        """See that a started request of one use is finished before the next run."""
+        self._once.append(request)
 
     def follow(self, request: Any, handler: Callable[[], None]) -> None:
         """Call `handler` once a started request is finished."""
@@ -127,9 +130,11 @@ class PacedTransport(Plain):
     def _settled(self) -> bool:
         """Whether everything that was started is finished, receipts of the last segments too."""
         self._go_on()
-        if self._requests or not self._mpi.Request.Testall(self._loose):
+        test_all = self._mpi.Request.Testall
+        if self._requests or not test_all(self._loose) or not test_all(self._once):
             return False
         self._loose.clear()
+        self._once.clear()
         return True
 
     def settle(self) -> None:

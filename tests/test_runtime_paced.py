@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from taccl.runtime import paced
+from taccl.runtime.transport import write_head
 
 
 class Request:
@@ -25,6 +26,15 @@ class Request:
         self.active = False
 
 
+class Send(Request):
+    """One of a single use, started."""
+
+    def __init__(self):
+        super().__init__()
+        self.Start()
+        self.arrived = True
+
+
 class Comm:
     """Makes requests, and keeps them in order."""
 
@@ -37,6 +47,9 @@ class Comm:
     def Send_init(self, data, peer, tag):
         self.sends.append(Request())
         return self.sends[-1]
+
+    def Isend(self, data, peer, tag):
+        return Send()
 
     def Recv_init(self, data, peer, tag):
         self.receives.append(Request())
@@ -51,14 +64,51 @@ def seen(requests):
     return found
 
 
+def all_seen(requests):
+    """MPI.Request.Testall as MPICH 5.0 does it: the kinds of the last batch decide for all."""
+    finished = all(request.arrived or not request.active for request in requests)
+    if finished and not all(
+        isinstance(request, Send) for request in requests[(len(requests) - 1) // 64 * 64 :]
+    ):
+        for request in requests:
+            request.active = False
+    return finished
+
+
+def transport(data, receipts):
+    """That of rank 0; rank 1 is another node."""
+    requests = SimpleNamespace(Testsome=seen, Testall=all_seen)
+    inner = SimpleNamespace(
+        comm=data, data=lambda array, tag: [array, array.nbytes, "byte"], begin=lambda: ""
+    )
+    return paced.PacedTransport(SimpleNamespace(BYTE="byte", Request=requests), inner, receipts, (0, 1))
+
+
+def test_the_next_run_begins_when_requests_of_both_kinds_are_finished():
+    """64 persistent sends, and one of a single use for the end of a message that is shorter than its room."""
+    data, receipts = Comm(), Comm()
+    port = transport(data, receipts)
+    array = np.zeros(66 * paced.SEGMENT_BYTES, np.uint8)
+    write_head(array, 64 * paced.SEGMENT_BYTES + 1)
+    message = port.send(array, 1, 0, sized=True)
+    for run in range(3):
+        assert port.begin() == ""
+        message.start()
+        for _ in range(65):
+            for request in receipts.receives:
+                request.arrived = True
+            port.poll([message.token])
+        assert port.begin() != ""  # nothing is sent yet
+        for request in data.sends:
+            request.arrived = True
+        assert [request.starts for request in data.sends] == [run + 1] * 64 + [0, 0]
+
+
 @pytest.mark.parametrize("order", [(0, 1, 2, 3), (1, 0, 3, 2), (3, 2, 1, 0)])
 def test_receipts_may_be_seen_in_any_order(order):
     """One that arrives while MPI looks at all of them is seen after the next one."""
     data, receipts = Comm(), Comm()
-    inner = SimpleNamespace(comm=data, data=lambda array, tag: [array, array.nbytes, "byte"])
-    port = paced.PacedTransport(
-        SimpleNamespace(BYTE="byte", Request=SimpleNamespace(Testsome=seen)), inner, receipts, (0, 1)
-    )
+    port = transport(data, receipts)
     segments = 3 * paced.SEGMENTS
     message = port.send(np.zeros(segments * paced.SEGMENT_BYTES, np.uint8), 1, 0)
     message.start()
