@@ -75,6 +75,11 @@ def all_seen(requests):
     return finished
 
 
+@pytest.fixture(autouse=True)
+def mpich(monkeypatch):
+    monkeypatch.setattr(paced.mpi, "library", lambda MPI: SimpleNamespace(name="MPICH"))
+
+
 def transport(data, receipts):
     """That of rank 0; rank 1 is another node."""
     requests = SimpleNamespace(Testsome=seen, Testall=all_seen)
