@@ -41,8 +41,9 @@ SPOKEN_S = 0.2  # from a rank's last word to its passing on
 LINGER_S = 10.0  # the longest that the voice is held after the rank's end, while the launcher ends the others
 NOTE_BYTES = 1024
 KEY_BYTES = 8
-# What the rank tells its child; numbers of signals are smaller. STARTED is followed by a key, FAILED by an exit code.
-STARTED, WAITS, GOES_ON, LEAVES, FAILED = range(0x80, 0x85)
+# What the rank tells its child; numbers of signals are smaller. STARTED is followed by a key, FAILED and AGREED by an
+# exit code.
+STARTED, WAITS, GOES_ON, LEAVES, FAILED, AGREED = range(0x80, 0x86)
 
 
 class Guard:
@@ -123,12 +124,16 @@ class Guard:
         sys.stderr.flush()
         os._exit(code)
 
-    def close(self) -> None:
-        """Nobody waits for this rank but in MPI_Finalize, when the process ends. The child stays until then."""
+    def close(self, agreed: int = 0) -> None:
+        """Nobody waits for this rank but in MPI_Finalize, when the process ends. The child stays until then.
+
+        agreed: the exit code of a failure that all ranks know, of which rank 0 speaks before its process ends. When the
+        end of MPI then takes too long, the child ends the job with that code and says no more.
+        """
         if self._child:
             self._awake()
             self.note("it left its job")
-            self._tell(bytes([GOES_ON]))
+            self._tell(bytes([AGREED, agreed]) if agreed else bytes([GOES_ON]))
             atexit.register(self._leave)
 
     def _leave(self) -> None:
@@ -153,7 +158,7 @@ class Guard:
         begin, patience_s = time.monotonic(), max(deadline_s, LEAST_S)
         # One after another, so that the first one's message is the only one: it ends the job.
         end = begin + patience_s + 0.5 * min(self._place.rank, 20)
-        me, starting, leaving = f"rank {self._place.rank}", True, False
+        me, starting, leaving, agreed = f"rank {self._place.rank}", True, False, False
         said, code, segments = "", mpi.JOB_FAILED, set[str]()
         siblings, word = Siblings(self._place, launcher), b""
         while not said:
@@ -190,8 +195,10 @@ class Guard:
             elif word == bytes([STARTED]):
                 self._names.append(_name(os.read(reader, KEY_BYTES)))
                 starting, end = False, FOR_EVER
-            elif word == bytes([GOES_ON]):
+            elif word in (bytes([GOES_ON]), bytes([AGREED])):
                 starting, end = False, FOR_EVER
+                if word == bytes([AGREED]):
+                    agreed, code = True, os.read(reader, 1)[0]
             elif word in (bytes([WAITS]), bytes([LEAVES])):
                 starting, leaving = False, word == bytes([LEAVES])
                 end = time.monotonic() + deadline_s
@@ -211,9 +218,10 @@ class Guard:
         if said and self._claim():
             if starting:
                 siblings.stop()
-            mpi.say(f"taccl: {said}" + "; the job is ended" * (code == mpi.JOB_FAILED), last=True)
+            if not (agreed and leaving):
+                mpi.say(f"taccl: {said}" + "; the job is ended" * (code != 130), last=True)
         elif said:  # somebody else ends the job; an interrupt may have been said by a rank that cannot
-            _wait(lambda: os.getppid() != rank, END_S if code == mpi.JOB_FAILED else SPOKEN_S)
+            _wait(lambda: os.getppid() != rank, SPOKEN_S if code == 130 else END_S)
         segments.update(mpi.segments(rank))
         if word == bytes([FAILED]) or os.getppid() == rank or self._holds():
             self._end(rank, launcher, code)

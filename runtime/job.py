@@ -92,7 +92,7 @@ class Job:
             self.control.Free()
             self.data.Free()
             self.receipts.Free()
-            self.guard.close()
+            self.guard.close(_exit_code(error))
         except BaseException as late:
             self._fail(late)
 
@@ -269,6 +269,13 @@ class Job:
                 time.sleep(50e-6)
         watchdog.doing(None)
         bound.finish()
+
+
+def _exit_code(error: BaseException | None) -> int:
+    """Of a failure that all ranks have agreed on; 0 where there is none."""
+    if isinstance(error, SystemExit):
+        return error.code if isinstance(error.code, int) else 1
+    return error.exit_code if isinstance(error, TacclError) else 0
 
 
 def fingerprint(program: Program, facts: Iterable[object]) -> bytes:

@@ -1,5 +1,7 @@
 """Ranks that die, stall, raise, leave or diverge: the job always ends, soon, with one clear message."""
 
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -100,6 +102,35 @@ left = subprocess.Popen(
 assert left.stdout.read(1) == b"."
 left.kill()
 left.wait()
+"""
+
+
+@pytest.mark.parametrize(
+    ("agreed", "said"),
+    [
+        (
+            0,
+            "taccl: rank 0 made no progress for 0.5 s: it waits for all ranks to leave MPI; the job is ended\n",
+        ),
+        (6, ""),
+    ],
+)
+def test_an_end_of_mpi_that_takes_too_long_is_not_spoken_of_after_a_failure_that_was(agreed, said):
+    """The ranks have agreed on the failure, and rank 0 has said it."""
+    done = subprocess.run(
+        [sys.executable, "-c", UNENDING, str(agreed)], text=True, capture_output=True, timeout=60,
+        env={**os.environ, **{f"OMPI_COMM_WORLD_{name}": n for name, n in (("RANK", "0"), ("SIZE", "2"))}},
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (-signal.SIGKILL, said)
+
+
+UNENDING = """
+import signal, sys
+from taccl.runtime.guard import Guard
+guard = Guard(0.5)
+guard.close(int(sys.argv[1]))
+guard._leave()
+signal.pause()
 """
 
 
