@@ -65,7 +65,8 @@ def measured(file: Path, ranks: int, transport: str, buffers: str) -> dict:
 def main(arguments: list[str]) -> None:
     """Print the table."""
     if gpu.load() is None:
-        sys.exit(f"bench-gpu: nothing can be measured, there is no GPU to use: {gpu.why_not()}")
+        print(f"bench-gpu: nothing can be measured, there is no GPU to use: {gpu.why_not()}", file=sys.stderr)
+        sys.exit(6)
     name = gpu.load().cuda.runtime.getDeviceProperties(0)["name"].decode()
     numbers = [int(word) for word in arguments if word.isdigit()] or RANKS
     wanted = [word for word in arguments if word in COLLECTIVES] or COLLECTIVES

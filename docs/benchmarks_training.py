@@ -117,6 +117,7 @@ def synthesise(running: Cluster, rate: str, size_bytes: int) -> tuple[dict[str, 
 
 
 def known(mode: str, programs: dict[str, str]) -> bool:
+    """Whether there is a program for a mode; MPI's own needs none."""
     return mode == "mpi" or mode.removesuffix("+feedback") in programs
 
 
