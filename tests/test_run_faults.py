@@ -151,6 +151,9 @@ started, both, over = {}, threading.Barrier(3), threading.Event()
 for rank in range(2):
     threading.Thread(target=start, args=(rank,), daemon=True).start()
 both.wait()
+for one in started.values():  # the system shows a new program's environment a moment after it has begun
+    while b"OMPI_COMM_WORLD_RANK" not in open(f"/proc/{one.pid}/environ", "rb").read():
+        pass
 for ranks in (2, 3):
     siblings = guard.Siblings(mpi.Launcher("openmpi", 0, ranks, ranks), os.getpid())
     siblings.look(True)
