@@ -35,6 +35,7 @@ from taccl.runtime.coded import Coding
 from taccl.runtime.cuda_ipc import CudaIpcTransport, room_bytes
 from taccl.runtime.device_memory import PIECE_BYTES, DeviceMemory
 from taccl.runtime.dtypes import DType, inside_type
+from taccl.runtime.frames import frame_sizes
 from taccl.runtime.host_transport import host_transport
 from taccl.runtime.job import Job, Neighbours
 from taccl.runtime.layout import Layout, layout
@@ -160,7 +161,7 @@ def _rows(
 ) -> Iterator[Row]:
     """plain, mine, others: by mode the program without a codec, in every way of coding, and what it is run against."""
     collective = loaded.collective
-    coder = CodecThread() if mine else None
+    coder = CodecThread() if mine and settings.device == "host" else None
     for dtype in settings.dtypes:
         for op in settings.ops if collective.combining else (None,):
             inside = inside_type(dtype, op, settings.accumulate)
@@ -245,16 +246,18 @@ def _measure_mode(
     if settings.deadline_s is None:
         job.watchdog.deadline_s = patience_s(shape.elements * dtype.bytes)
     inside = inside_type(dtype, op, settings.accumulate)
-    needed = internal_bytes(compiled, job.rank, shape, dtype, inside, codec)
+    on_device = settings.device == "cuda"
+    needed = internal_bytes(compiled, job.rank, shape, dtype, inside, codec, on_device)
     if other is not None:
         needed += internal_bytes(other[0], job.rank, other[1], dtype, inside)
     if codec is not None and op is not None:  # the run without codec, which lossless sums are compared with
         needed += internal_bytes(plain, job.rank, shape, dtype, inside)
-    cuda = gpu.Cuda(gpu.load()) if settings.device == "cuda" else None
+    cuda = gpu.Cuda(gpu.load()) if on_device else None
     pinned = 0
     if cuda is not None:
         for one, on in [(compiled, shape)] if other is None else [(compiled, shape), other]:
-            rooms, slots_bytes = _device_bytes(one, on, dtype, inside, settings, neighbours, job.rank)
+            frames = codec if one is compiled else None
+            rooms, slots_bytes = _device_bytes(one, on, dtype, inside, settings, neighbours, job.rank, frames)
             needed, pinned = needed + rooms, pinned + slots_bytes
         cuda.give_back()
         job.barrier()  # all ranks of the device have freed what the mode before needed
@@ -316,7 +319,7 @@ def _measure_mode(
             job, bounds[0], host, cuda, judged.fill, judged.compare, settings.checks
         )
         if wrong is not None and op is not None and codec is not None and codec.lossless:
-            wrong += differs_uncoded(job, bounds[0], bind(plain, shape), host, judged.fill)
+            wrong += differs_uncoded(job, bounds[0], bind(plain, shape), host, cuda, judged.fill)
         call = reference.call if settings.reference and cuda is None and beside_mpi else None
         if other is not None and settings.reference:
             call = functools.partial(job.run, bounds[1])
@@ -400,6 +403,7 @@ def _device_bytes(
     settings: Settings,
     neighbours: Neighbours,
     rank: int,
+    codec: Codec | None,
 ) -> tuple[int, int]:
     """What a program's messages need on a device beside its buffers, and of pinned host memory."""
     chunk_bytes = shape.chunk_elements * inside.bytes
@@ -411,6 +415,9 @@ def _device_bytes(
         if op.kind not in ("send", "recv") or extent is None:
             continue
         nbytes = extent[2] * chunk_bytes
+        if op.frames and codec is not None:
+            sizes = frame_sizes(codec, inside, shape.chunk_elements)
+            nbytes = sizes.stride + (extent[2] - 1) * sizes.most
         if op.peer not in near:
             staged.append(nbytes)
         elif op.kind == "send" and copied and extent[0] in "io":

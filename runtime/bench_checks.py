@@ -66,13 +66,17 @@ def judge(
     return Judged(fill_values, within(lossy), within(False))
 
 
-def differs_uncoded(job: Job, bound: Bound, plain: Bound, host: Buffers, fill: Callable[[], object]) -> int:
+def differs_uncoded(
+    job: Job, bound: Bound, plain: Bound, host: Buffers, cuda: Any, fill: Callable[[], object]
+) -> int:
     """Elements of all ranks' outputs whose bits differ from those of a run without codec: sums are rounded alike."""
     results = []
     for one in (bound, plain):
         fill()
+        _to_device(cuda, host, one)
         job.barrier()
         job.run(one)
+        _to_host(cuda, host, one)
         results.append(host.output.view(np.uint8).reshape(-1, host.output.dtype.itemsize).copy())
     with job.waiting("it waits for the other ranks to free what the run without codec needed"):
         plain.close()
@@ -94,19 +98,27 @@ def check_results(
     sums, largest = np.zeros(2, np.int64), np.zeros(2)
     for _ in range(max(checks, 1)):  # without checks too, because timed runs want defined data
         fill()
-        if cuda is not None:
-            cuda.upload(bound.user.output, host.output)
-            cuda.upload(bound.user.input, host.input)
+        _to_device(cuda, host, bound)
         if not checks:
             return None, 0, 0.0, 0.0
         job.barrier()
         job.run(bound)
-        if cuda is not None:
-            cuda.download(host.input, bound.user.input)
-            cuda.download(host.output, bound.user.output)
+        _to_host(cuda, host, bound)
         finding = compare()
         sums += (finding.wrong, finding.outside)
         largest = np.maximum(largest, (finding.max_error, finding.largest))
     total = job.reduce(sums, "sum")
     error, value = job.reduce(largest, "max").tolist()
     return int(total[0]), int(total[1]), error, value
+
+
+def _to_device(cuda: Any, host: Buffers, bound: Bound) -> None:
+    if cuda is not None:
+        cuda.upload(bound.user.output, host.output)
+        cuda.upload(bound.user.input, host.input)
+
+
+def _to_host(cuda: Any, host: Buffers, bound: Bound) -> None:
+    if cuda is not None:
+        cuda.download(host.input, bound.user.input)
+        cuda.download(host.output, bound.user.output)

@@ -16,6 +16,7 @@ from taccl.runtime.codec_thread import Coder
 from taccl.runtime.codecs import Codec, ErrorFeedback
 from taccl.runtime.coded import Coding, coded
 from taccl.runtime.compile import Plan, compile_ranks
+from taccl.runtime.device_frames import DeviceFrames, DeviceLosses, work_bytes
 from taccl.runtime.dtypes import DType, combiner, divide
 from taccl.runtime.executor import Executor
 from taccl.runtime.frames import FrameMemory, Losses, frame_sizes
@@ -94,8 +95,10 @@ def internal_bytes(
     dtype: DType,
     inside: DType | None = None,
     codec: Codec | None = None,
+    on_device: bool = False,
 ) -> int:
-    """Bytes that `Bound` allocates beside the user's buffers: scratch, staging, frames, padded or wider copies."""
+    """Bytes that `Bound` allocates beside the user's buffers: scratch, staging, frames, padded or wider copies, and on
+    a device what kernels work in."""
     inside = inside or dtype
     gpu = compiled.program.gpus[rank]
     chunks = gpu.scratch_chunks + compiled.plans[rank].staging_chunks
@@ -103,7 +106,10 @@ def internal_bytes(
         chunks += compiled.collective.input_chunks[rank] + compiled.collective.output_chunks[rank]
     frames = 0
     if codec is not None:
-        frames = compiled.plans[rank].slots * frame_sizes(codec, inside, layout.chunk_elements).stride
+        plan = compiled.plans[rank]
+        frames = plan.slots * frame_sizes(codec, inside, layout.chunk_elements).stride
+        if on_device:
+            frames += work_bytes(plan, codec, inside, layout.chunk_elements)
     return chunks * layout.chunk_elements * inside.bytes + frames
 
 
@@ -173,11 +179,16 @@ class Bound:
             "t": empty(plan.staging_chunks * chunk, inside.numpy),
         }
         combine = combiner(op or "sum", xp)
-        frames = None
+        frames: FrameMemory | DeviceFrames | None = None
         if codec is not None:
             sizes = frame_sizes(codec, inside, chunk)
-            losses = None if feedback is None else Losses(feedback, self._places(collective, plan, layout))
-            frames = FrameMemory(sizes, empty(plan.slots * sizes.stride, np.uint8), losses)
+            places = {} if feedback is None else self._places(collective, plan, layout)
+            data = empty(plan.slots * sizes.stride, np.uint8)
+            if cuda is None:
+                frames = FrameMemory(sizes, data, None if feedback is None else Losses(feedback, places))
+            else:
+                owes = None if feedback is None else DeviceLosses(feedback, places)
+                frames = DeviceFrames(cuda, plan, sizes, inside, chunk, data, owes)
         self.executor = Executor(plan, memory, chunk, combine, transport, marks, frames, coder, cuda)
 
     @staticmethod

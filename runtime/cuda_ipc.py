@@ -4,7 +4,8 @@ What lies in exported memory (`runtime/device_memory.py`) is lent: when the devi
 sender sets a flag; the receiver copies it to itself, or reduces it from where it is, on a stream of its own, and sets a
 flag when the device has done so. What lies elsewhere is first copied, on the sender's device, to a room of its own that
 is exported. Flags are in host memory (`runtime/flags.py`), and only the host sets and sees them. A kernel or a copy
-that the host has seen the end of is seen by all that starts afterwards, on whatever device.
+that the host has seen the end of is seen by all that starts afterwards, on whatever device. Of a sized message the
+sender writes its length into the message's record first, and the receiver copies so many bytes.
 """
 
 from __future__ import annotations
@@ -20,10 +21,12 @@ from taccl.runtime.flags import CONTROL_WORDS, IDLE, Control
 from taccl.runtime.gpu import Cuda, address
 from taccl.runtime.shared import SharedMemory
 from taccl.runtime.streams import Lane
-from taccl.runtime.transport import Message, Transport
+from taccl.runtime.transport import Message, Transport, used_bytes, write_head
 
 HANDLE_CELLS = HANDLE_BYTES // 8
-RECORD = HANDLE_CELLS + 3  # cells of a message's record: handle, token, size, offset
+RECORD = (
+    HANDLE_CELLS + 4
+)  # cells of a message's record: handle, token, size, offset, bytes of a sized message
 ROOM_BYTES = 256  # rooms begin at multiples of it
 ARENA_BYTES = 32 * 2**20
 FIRST = (0,)
@@ -68,7 +71,7 @@ class CudaIpcTransport:
     def send(self, array: Any, peer: int, tag: int, sized: bool = False, lane: Lane | None = None) -> Message:
         if peer not in self._peers:
             return self._others.send(array, peer, tag, sized, lane)
-        assert lane is not None and not sized
+        assert lane is not None
         place = self._devices.place(array)
         room = self._room(array.nbytes) if place is None else None
         place = place or self._devices.place(room)
@@ -76,8 +79,12 @@ class CudaIpcTransport:
         self._control.write(peer, tag, _record(place))
         flags, epoch = self._peers[peer], self._epoch
         ready = self._control.layouts[peer].ready[self._rank] + tag
+        cells, head, nbytes = self._cells, lane.head, array.nbytes
+        length = self._control.layouts[self._rank].records[peer] + RECORD * (tag + 1) - 1
 
         def lend() -> None:
+            if sized:
+                cells[length] = used_bytes(head, nbytes)
             flags[0][ready] = epoch[0]
 
         start = self._lending(lane, lend) if room is None else self._copying(lane, lend, room, array)
@@ -96,7 +103,7 @@ class CudaIpcTransport:
         put = self._cuda.copy(address(room), address(array), array.nbytes, lane.stream)
 
         def copied() -> bool:
-            return self._cuda.done(lane.event)
+            return self._cuda.done(lane.event) and lane.ready()
 
         def start() -> None:
             lane.order(lane.stream)
@@ -133,7 +140,7 @@ class CudaIpcTransport:
             return self._others.recv(array, peer, tag, sized, lane)
         record = self._control.read(peer, tag)
         handle = np.array(record[:HANDLE_CELLS], np.int64).tobytes()
-        token, size, offset = record[HANDLE_CELLS:]
+        token, size, offset, _ = record[HANDLE_CELLS:]
         if not 0 <= offset <= size - array.nbytes:
             raise EnvironmentProblem(f"rank {peer} sends from outside of the memory that it shares")
         if token not in self._opened:
@@ -146,7 +153,17 @@ class CudaIpcTransport:
             cells[done] = epoch[0]
 
         ready = self._control.layouts[self._rank].ready[peer] + tag
-        return Message(self, ready, None, view, release)
+        if not sized:
+            return Message(self, ready, None, view, release)
+        assert lane is not None
+        head, nbytes = lane.head, array.nbytes
+        length = self._control.layouts[peer].records[self._rank] + RECORD * (tag + 1) - 1
+
+        def used() -> int:
+            write_head(head, cells[length])
+            return used_bytes(head, nbytes)
+
+        return Message(self, ready, None, view, release, used)
 
     def begin(self) -> str:
         if closed := self._others.begin():
@@ -175,7 +192,7 @@ class CudaIpcTransport:
 
 def _record(place: DevicePlace) -> list[int]:
     handle = np.frombuffer(place.handle, np.int64).tolist()
-    return [*handle, place.token, place.size, place.offset]
+    return [*handle, place.token, place.size, place.offset, 0]
 
 
 def _done(when: Callable[[], bool], do: Callable[[], None]) -> bool:

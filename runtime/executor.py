@@ -31,9 +31,10 @@ import numpy as np
 
 from taccl.runtime.codec_thread import CodecThread, Coder, Inline
 from taccl.runtime.compile import Operation, Plan, Range, essential, followers, staged
+from taccl.runtime.device_frames import DeviceFrames
 from taccl.runtime.frames import FrameMemory
 from taccl.runtime.gpu import Cuda
-from taccl.runtime.streams import PASSED, SETTLED, WORK, Lane, Streams
+from taccl.runtime.streams import CODING, PASSED, SETTLED, WORK, Lane, Streams
 from taccl.runtime.transport import Message, Port, Transport, used_bytes
 
 PATIENCE = 16  # polls without success before all outstanding messages are polled
@@ -52,7 +53,8 @@ class Executor:
     Made in two steps, because a receive may have to know where its sender's data lie: the constructor registers the
     sends, `connect` the receives. `combine` reduces two arrays into a third, `out`. `marks` gets what the last run did
     when: the operation and the time (perf_counter) of each send's start and of each receive's arrival. frames, coder:
-    of a coded plan, its frame memory and what works on it. cuda: where memory is on a device.
+    of a coded plan, its frame memory and what works on it, which on a device is the frame memory itself. cuda: where
+    memory is on a device.
     """
 
     def __init__(
@@ -63,13 +65,17 @@ class Executor:
         combine: Callable[..., object],
         transport: Transport,
         marks: list[tuple[int, float]] | None = None,
-        frames: FrameMemory | None = None,
+        frames: FrameMemory | DeviceFrames | None = None,
         coder: Coder | None = None,
         cuda: Cuda | None = None,
     ) -> None:
         self.plan = plan
         self._operations = plan.operations
-        self._streams = None if cuda is None else Streams(cuda, plan.operations)
+        self._streams = None
+        if isinstance(frames, DeviceFrames) and cuda is not None:
+            self._streams = Streams(cuda, plan.operations, frames.streams, frames.check)
+        elif cuda is not None:
+            self._streams = Streams(cuda, plan.operations)
         self._frames, self._coder = frames, coder
         self._sized = frames is not None and frames.sizes.sized
         self.transport = transport
@@ -87,7 +93,14 @@ class Executor:
                 )
 
     def _lane(self, number: int) -> tuple[Lane, ...]:
-        return () if self._streams is None else (self._streams.lanes[number],)
+        if self._streams is None:
+            return ()
+        lane, op = self._streams.lanes[number], self.plan.operations[number]
+        if op.frames and isinstance(self._frames, DeviceFrames):
+            area = op.src if op.kind == "send" else op.dst
+            assert area is not None
+            lane.head = self._frames.head(area)
+        return (lane,)
 
     def _view(self, extent: Range | None) -> Any:
         assert extent is not None
@@ -106,8 +119,8 @@ class Executor:
                     self._view(op.dst), op.peer, op.tag, self._sized and bool(op.frames), *self._lane(number)
                 )
         in_order = self.transport.buffered and self._marks is None
-        if self._frames is not None:
-            self._bind_codec(in_order)
+        if isinstance(self._frames, FrameMemory):
+            self._bind_codec(self._frames, in_order)
         self._steps = self._write_steps() if in_order else []
         if self._steps:
             self._run = self._in_order()
@@ -142,16 +155,16 @@ class Executor:
         self._operations = (*operations, Operation("end", None, None, None, -1, 0, -1, -1, -1, last))
         messages[len(operations)] = streams.last()
 
-    def _bind_codec(self, in_order: bool) -> None:
+    def _bind_codec(self, frames: FrameMemory, in_order: bool) -> None:
         """Make pieces of work of the operations on frames. in_order: they are done where they stand."""
-        assert self._frames is not None and self._coder is not None
+        assert self._coder is not None
         operations = self.plan.operations
         coder = Inline() if in_order else self._coder
         self._coder = coder
         awaited = {before for op in operations for before in op.predecessors}
         for number, op in enumerate(operations):
-            if op.kind in ("encode", "decode", "accumulate", "pack"):
-                work = self._frames.work(op, self._view, self._chunk, self._combine)
+            if op.kind in CODING:
+                work = frames.work(op, self._view, self._chunk, self._combine)
                 self._messages[number] = coder.message(work, number in awaited)
 
     def _write_scripts(self, needed: Sequence[Sequence[int]], found: Sequence[Sequence[int]]) -> None:
@@ -296,6 +309,10 @@ class Executor:
         """What starts an operation; a local one is finished by it."""
         if number in self._messages:
             return self._messages[number].start
+        if op.kind in CODING:
+            assert self._streams is not None and isinstance(self._frames, DeviceFrames)
+            put = self._frames.work(number, op, self._view, self._combine)
+            return self._then(number, self._streams.within(number, put), None)
         received = op.src if op.kind == "copy" else op.received
         lender = self._messages[number - 1] if self._lends(number - 1) else None
         operand = self._view(received) if lender is None else lender.view
@@ -331,6 +348,11 @@ class Executor:
             return message.take
         if op.frames and self._sized:
             target, view = self._view(op.dst), message.view
+            if self._streams is not None:
+                assert message.used is not None
+                return self._then(
+                    number, self._streams.copy_used(number, target, view, message.used), message
+                )
 
             def copy() -> None:
                 used = used_bytes(view)

@@ -108,9 +108,11 @@ class Cuda:
         """CUDA's runtime, call by call."""
         return self.xp.cuda.runtime
 
-    def stream(self) -> Any:
-        """A stream that waits for no other one unless it is told to."""
-        return self.xp.cuda.Stream(non_blocking=True)
+    def stream(self, priority: int | None = None) -> Any:
+        """A stream that waits for no other one unless it is told to. priority: the device takes up lower ones first."""
+        if priority is None:
+            return self.xp.cuda.Stream(non_blocking=True)
+        return self.xp.cuda.Stream(non_blocking=True, priority=priority)
 
     def event(self) -> Any:
         """An event without a time."""

@@ -5,6 +5,9 @@ off the device, and the one before it onto the device of its receiver: every cop
 when it is done. So a long message takes hardly more than the slowest of the three, and less pinned memory than it has
 bytes. The slots of a message are its own, because a message that waits for those of another one could wait for ever;
 where there are many messages, each has fewer.
+
+Of a sized message only what it fills is copied and sent. Its receiver learns the length from the first one, and waits
+for no other one before.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from typing import Any
 
 from taccl.runtime.gpu import Cuda, address
 from taccl.runtime.streams import Lane
-from taccl.runtime.transport import Message, Plain
+from taccl.runtime.transport import HEAD_BYTES, Message, Plain, used_bytes
 from taccl.runtime.transports import MpiTransport
 
 SEGMENT_BYTES = 2**20
@@ -47,12 +50,12 @@ class StagedTransport(Plain):
         self._ready = False
 
     def send(self, array: Any, peer: int, tag: int, sized: bool = False, lane: Lane | None = None) -> Message:
-        assert lane is not None and not sized
-        return self._message(_Outgoing(self, array, peer, tag, lane))
+        assert lane is not None
+        return self._message(_Outgoing(self, array, peer, tag, lane, sized))
 
     def recv(self, array: Any, peer: int, tag: int, sized: bool = False, lane: Lane | None = None) -> Message:
-        assert lane is not None and not sized
-        return self._message(_Incoming(self, array, peer, tag, lane))
+        assert lane is not None
+        return self._message(_Incoming(self, array, peer, tag, lane, sized))
 
     def _message(self, message: _Outgoing | _Incoming) -> Message:
         self._messages.append(message)
@@ -86,12 +89,17 @@ class StagedTransport(Plain):
 
 
 class _Segments:
-    """A message's segments and slots."""
+    """A message's segments and slots. count: of the segments that the run's message fills, which of a sized one is 0
+    until its length is known."""
 
-    def __init__(self, port: StagedTransport, array: Any, peer: int, tag: int, lane: Lane) -> None:
+    def __init__(
+        self, port: StagedTransport, array: Any, peer: int, tag: int, lane: Lane, sized: bool
+    ) -> None:
         self.port, self.array, self.peer, self.tag, self.lane = port, array, peer, tag, lane
+        self.sized = sized
         self.nbytes: int = array.nbytes
-        self.count = -(-self.nbytes // SEGMENT_BYTES)
+        self.most = self.count = -(-self.nbytes // SEGMENT_BYTES)
+        self.pinned: list[Any] = []
         self.done = False  # and the executor does not know it yet
         self.slots = 0
         self.events: list[Any] = []
@@ -101,20 +109,34 @@ class _Segments:
 
     def give(self, slots: int) -> None:
         """Take pinned memory, and lay out what each segment needs."""
-        self.slots = min(slots, self.count)
-        cuda, down = self.port.cuda, isinstance(self, _Outgoing)
-        stream = self.port.down if down else self.lane.stream
+        self.slots = min(slots, self.most)
         length = min(self.nbytes, SEGMENT_BYTES)
-        pinned = [cuda.pinned(length) for _ in range(self.slots)]
-        self.events = [cuda.event() for _ in range(self.slots)]
+        self.pinned = [self.port.cuda.pinned(length) for _ in range(self.slots)]
+        self.events = [self.port.cuda.event() for _ in range(self.slots)]
         self.requests = [None] * self.slots
-        for number in range(self.count):
-            host = pinned[number % self.slots]
-            used = min(SEGMENT_BYTES, self.nbytes - number * SEGMENT_BYTES)
-            there = address(self.array) + number * SEGMENT_BYTES
-            ends = (address(host), there) if down else (there, address(host))
-            self.copies.append(cuda.copy(*ends, used, stream))
-            self.buffers.append(self.port.inner.data(host[:used], self.tag))
+        for number in range(self.most):
+            self._lay(number, min(SEGMENT_BYTES, self.nbytes - number * SEGMENT_BYTES))
+
+    def _lay(self, number: int, used: int) -> None:
+        """Lay out what a segment of so many bytes needs."""
+        host, there = self.pinned[number % self.slots], address(self.array) + number * SEGMENT_BYTES
+        down = isinstance(self, _Outgoing)
+        stream = self.port.down if down else self.lane.stream
+        ends = (address(host), there) if down else (there, address(host))
+        self.copies[number : number + 1] = [self.port.cuda.copy(*ends, used, stream)]
+        self.buffers[number : number + 1] = [self.port.inner.data(host[:used], self.tag)]
+
+    def measure(self, head: Any) -> None:
+        """Learn from its head which segments a sized message fills."""
+        used = used_bytes(head, self.nbytes)
+        self.count = -(-used // SEGMENT_BYTES)
+        self._lay(self.count - 1, used - (self.count - 1) * SEGMENT_BYTES)
+
+    def unmeasured(self) -> None:
+        """Forget the length of the message of the run before."""
+        if self.sized and self.count:
+            self._lay(self.count - 1, min(SEGMENT_BYTES, self.nbytes - (self.count - 1) * SEGMENT_BYTES))
+            self.count = 0
 
 
 class _Outgoing(_Segments):
@@ -126,11 +148,16 @@ class _Outgoing(_Segments):
     def start(self) -> None:
         """Begin a run's message."""
         self.copied = self.sent = self.gone = 0
+        self.unmeasured()
         self.lane.order(self.port.down)
 
     def go_on(self) -> bool:
         """Do what can be done; whether it is finished."""
         port, slots = self.port, self.slots
+        if not self.count:
+            if not self.lane.ready():
+                return False
+            self.measure(self.lane.head)
         while self.gone < self.sent and self.requests[self.gone % slots].Test():
             self.gone += 1
         while self.copied < self.count and self.copied - self.gone < slots:
@@ -138,6 +165,8 @@ class _Outgoing(_Segments):
             self.events[self.copied % slots].record(port.down)
             self.copied += 1
         while self.sent < self.copied and port.cuda.done(self.events[self.sent % slots]):
+            if self.sent == 0 and self.lane.check is not None:
+                self.lane.check()
             self.requests[self.sent % slots] = port.comm.Isend(self.buffers[self.sent], self.peer, self.tag)
             self.sent += 1
         self.done = self.gone == self.count
@@ -152,11 +181,12 @@ class _Incoming(_Segments):
     def start(self) -> None:
         """Be ready for the first segments."""
         self.posted = self.copied = 0
+        self.unmeasured()
 
     def go_on(self) -> bool:
         """Do what can be done; whether it is finished, which the device need not be."""
         port, slots, stream = self.port, self.slots, self.lane.stream
-        while self.posted < self.count and self._free(self.posted):
+        while self.posted < (self.count or 1) and self._free(self.posted):
             self.requests[self.posted % slots] = port.comm.Irecv(
                 self.buffers[self.posted], self.peer, self.tag
             )
@@ -165,13 +195,22 @@ class _Incoming(_Segments):
         while self.copied < self.posted and self.requests[self.copied % slots].Test():
             if self.copied == 0:
                 self.lane.order(stream)
+                if self.sized:
+                    self._learn()
             self.copies[self.copied]()
             self.events[self.copied % slots].record(stream)
             self.copied += 1
-        self.done = self.copied == self.count
+        self.done = self.copied == self.count > 0
         if self.done:
             self.lane.record()
         return self.done
+
+    def _learn(self) -> None:
+        """The first segment has come: it has the head."""
+        head = self.pinned[0][:HEAD_BYTES]
+        self.measure(head)
+        if self.lane.head is not None:
+            self.lane.head[:] = head
 
     def _free(self, number: int) -> bool:
         """Whether the device is done with the slot of a segment."""

@@ -5,6 +5,10 @@ on its threadblock's stream; so is the copy of what a message brought. What come
 nothing more. On another stream it first waits for the operation's event; and a message that touches host memory or
 another rank waits until the event has come, which is polled. The last operation of a run waits for all streams.
 
+Work on frames goes to codec streams, so that a chunk is coded or decoded while its threadblock's stream copies its
+neighbours. What nothing else waits for, the decodes of results, has one of its own, behind the others by priority. Each
+has its own work space, so there are few. What is put there is bounded by the run's frames, which have memory each.
+
 An operation waits for those before it in the host's graph. Between two of them may stand a message that is settled: it
 was itself not started, or not finished, before the event had come. Behind it nothing need be waited for. Or there
 stands one whose data stay with their sender: it did nothing on the device, so that what came before it is still to be
@@ -14,8 +18,10 @@ waited for.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from taccl.runtime.compile import Operation
 from taccl.runtime.gpu import Cuda, address
@@ -29,13 +35,35 @@ SETTLED = "settled"  # nothing: all before it is done, and seen from the host
 PASSED = "passed"  # nothing, and what came before it may be under way
 
 
+CODING = ("encode", "decode", "accumulate", "pack")
+CODERS = 4  # codec streams at most, of which the last is for what nothing waits for
+URGENT = -1  # priority of the others
+
+
+def coders(operations: Sequence[Operation], one: bool = False) -> dict[int, int]:
+    """Of each operation on frames its codec stream. one: they must be done one after another."""
+    awaited = {before for op in operations for before in op.predecessors}
+    return {
+        number: 0 if one else op.threadblock % (CODERS - 1) if number in awaited else CODERS - 1
+        for number, op in enumerate(operations)
+        if op.kind in CODING
+    }
+
+
 class Lane:
-    """Where the device work of one operation goes, and what must be done on the device before it."""
+    """Where the device work of one operation goes, and what must be done on the device before it.
 
-    __slots__ = ("_cuda", "awaited", "before", "event", "stream")
+    head: of a message that is sized, (HEAD_BYTES,) uint8 of host memory: the sender finds its head there when the lane
+    is ready, and the receiver puts it there when the message has come. check: raises what kernels have found wrong; to
+    be called when an event has come and before data leave this rank.
+    """
 
-    def __init__(self, cuda: Cuda, stream: Any) -> None:
+    __slots__ = ("_cuda", "awaited", "before", "check", "event", "head", "stream")
+
+    def __init__(self, cuda: Cuda, stream: Any, check: Action | None = None) -> None:
         self._cuda, self.stream = cuda, stream
+        self.check = check
+        self.head: np.ndarray[Any, Any] | None = None
         self.event = cuda.event()
         self.awaited = False  # whether the event need be recorded
         self.before: tuple[Lane, ...] = ()
@@ -47,9 +75,13 @@ class Lane:
                 stream.wait_event(lane.event)
 
     def ready(self) -> bool:
-        """Whether all that must be done before is done. Never waits."""
+        """Whether all that must be done before is done, and right. Never waits."""
         done = self._cuda.done
-        return all(done(lane.event) for lane in self.before)
+        if not all(done(lane.event) for lane in self.before):
+            return False
+        if self.check is not None:
+            self.check()
+        return True
 
     def record(self) -> None:
         """The operation's work is on its stream."""
@@ -57,17 +89,33 @@ class Lane:
 
 
 class Streams:
-    """The lanes of a plan's operations; a port too: of the message by which a run waits for the device."""
+    """The lanes of a plan's operations; a port too: of the message by which a run waits for the device.
+
+    coders: of operations on frames their codec streams. check: as of a lane.
+    """
 
     idle = None
 
-    def __init__(self, cuda: Cuda, operations: Sequence[Operation]) -> None:
-        self.cuda = cuda
+    def __init__(
+        self,
+        cuda: Cuda,
+        operations: Sequence[Operation],
+        coders: Mapping[int, int] | None = None,
+        check: Action | None = None,
+    ) -> None:
+        self.cuda, self._check = cuda, check
+        coders = coders or {}
         self._streams = {tb: cuda.stream() for tb in sorted({op.threadblock for op in operations})}
-        self.lanes = [Lane(cuda, self._streams[op.threadblock]) for op in operations]
+        coding = {
+            one: cuda.stream(None if one == CODERS - 1 else URGENT) for one in sorted(set(coders.values()))
+        }
+        self.lanes = [
+            Lane(cuda, coding[coders[n]] if n in coders else self._streams[op.threadblock], check)
+            for n, op in enumerate(operations)
+        ]
         # What the caller put on its own stream before the run.
         self._root = Lane(cuda, None)
-        self._ends = [(cuda.event(), stream) for stream in self._streams.values()]
+        self._ends = [(cuda.event(), stream) for stream in (*self._streams.values(), *coding.values())]
         self._after: list[tuple[Any, Action]] = []  # what is to be called once an event has come
 
     def connect(self, needed: Sequence[Sequence[int]], leaves: Sequence[str], messages: set[int]) -> None:
@@ -99,6 +147,11 @@ class Streams:
         """What puts a copy between two arrays on the operation's stream."""
         return self.cuda.copy(address(target), address(source), target.nbytes, self.lanes[number].stream)
 
+    def copy_used(self, number: int, target: Any, source: Any, used: Callable[[], int]) -> Action:
+        """As `copy`, of as many bytes as are used then."""
+        into, of, stream = address(target), address(source), self.lanes[number].stream
+        return lambda: self.cuda.copy(into, of, used(), stream)()
+
     def reduce(
         self, number: int, combine: Callable[..., object], one: Any, other: Any, result: Any
     ) -> Action:
@@ -107,6 +160,10 @@ class Streams:
         operands = (result if address(array) == address(result) else array for array in (one, other))
         work = functools.partial(combine, *operands, out=result)
         return self.cuda.within(self.lanes[number].stream, work)
+
+    def within(self, number: int, put: Action) -> Action:
+        """What does `put` with the operation's stream as the current one."""
+        return self.cuda.within(self.lanes[number].stream, put)
 
     def work(self, number: int, put: Action, then: Action | None = None) -> Action:
         """What puts work on the operation's stream, in its order. then: is called when the work is done."""
@@ -142,6 +199,8 @@ class Streams:
         for place, token in enumerate(tokens):
             if token is not None:
                 over = not self._after and all(done(event) for event, _ in self._ends)
+                if over and self._check is not None:
+                    self._check()
                 return (place,) if over else None
         return None
 

@@ -28,10 +28,11 @@ HEAD_BYTES = 16  # of a sized message
 ALL_BITS = 2**64 - 1
 
 
-def used_bytes(array: Any) -> int:
-    """Bytes of a sized message in an array of uint8. Raises FrameError for a damaged head."""
+def used_bytes(array: Any, room: int | None = None) -> int:
+    """Bytes of a sized message in an array of uint8, or in one of `room` bytes of which this has the head. Raises
+    FrameError for a damaged head."""
     used, turned = array[:HEAD_BYTES].view(np.uint64).tolist()
-    if used ^ turned != ALL_BITS or not HEAD_BYTES <= used <= len(array):
+    if used ^ turned != ALL_BITS or not HEAD_BYTES <= used <= (len(array) if room is None else room):
         raise FrameError("the length of a message of frames is damaged")
     return int(used)
 
@@ -62,6 +63,8 @@ class Message:
     # of `take` where there is one.
     view: Any = None
     release: Callable[[], object] | None = None
+    # Of such a receive of a sized message on a device: its bytes, once it is finished; puts them into the lane's head.
+    used: Callable[[], int] | None = None
     take: Callable[[], object] | None = None
     # Of a receive over a transport that is buffered: whether it is finished, and where its data then lie until the end
     # of the run, which operations may read there instead of a call of `take`.

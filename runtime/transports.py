@@ -12,7 +12,7 @@ import numpy as np
 
 from taccl.errors import EnvironmentProblem
 from taccl.runtime.streams import Lane
-from taccl.runtime.transport import Message, Plain, used_bytes
+from taccl.runtime.transport import Message, Plain, used_bytes, write_head
 
 LARGE_BYTES = 2**31 - 1  # above this, counts do not fit the calls of MPI before version 4
 FIRST = (0,)
@@ -25,7 +25,7 @@ class MpiTransport(Plain):
 
     def __init__(self, MPI: Any, comm: Any, chunk_bytes: int, large_bytes: int = LARGE_BYTES) -> None:
         self.comm = comm
-        self._mpi = MPI
+        self.MPI = MPI
         self.idle = MPI.REQUEST_NULL
         self._test_some = MPI.Request.Testsome
         self._large_bytes = large_bytes
@@ -45,9 +45,9 @@ class MpiTransport(Plain):
         data = array.view(np.uint8)
         # MPI before 4.0 counts with 32 bits: a long message is counted in chunks instead of bytes.
         if array.nbytes <= self._large_bytes:
-            return [data, array.nbytes, self._mpi.BYTE]
-        if self._mpi.VERSION >= 4 and self._large_bytes >= LARGE_BYTES:
-            return [data, array.nbytes, self._mpi.BYTE]
+            return [data, array.nbytes, self.MPI.BYTE]
+        if self.MPI.VERSION >= 4 and self._large_bytes >= LARGE_BYTES:
+            return [data, array.nbytes, self.MPI.BYTE]
         if self._chunk_bytes > LARGE_BYTES:
             raise EnvironmentProblem(
                 f"a chunk of {self._chunk_bytes} bytes is longer than this MPI library can count; "
@@ -59,7 +59,7 @@ class MpiTransport(Plain):
                 "use MPI 4.0 or later, or a program with more chunks"
             )
         if self._chunk_type is None:
-            self._chunk_type = self._mpi.BYTE.Create_contiguous(self._chunk_bytes).Commit()
+            self._chunk_type = self.MPI.BYTE.Create_contiguous(self._chunk_bytes).Commit()
         return [data, array.nbytes // self._chunk_bytes, self._chunk_type]
 
     def _message(self, request: Any) -> Message:
@@ -115,7 +115,8 @@ class SizedSends:
 
 class MpiCudaTransport(Plain):
     """Device arrays over an MPI that takes them. It knows of no streams: the device must be done with what a message
-    reads or overwrites before the message is started."""
+    reads or overwrites before the message is started. Sized messages have requests of one run: MPI says how long those
+    are that have come, and those that go are as long as their lane's head says."""
 
     name = "mpi-cuda"
     idle = None
@@ -123,11 +124,16 @@ class MpiCudaTransport(Plain):
     def __init__(self, inner: MpiTransport) -> None:
         self._inner = inner
         self._early: list[_Gated] = []  # started by the executor, and the device is not ready
+        self._sized = _SizedPort()
 
     def send(self, array: Any, peer: int, tag: int, sized: bool = False, lane: Lane | None = None) -> Message:
+        if sized:
+            return self._sized.message(_Sized(self._inner, array, peer, tag, lane, True))
         return self._message(self._inner.send(array, peer, tag), lane)
 
     def recv(self, array: Any, peer: int, tag: int, sized: bool = False, lane: Lane | None = None) -> Message:
+        if sized:
+            return self._sized.message(_Sized(self._inner, array, peer, tag, lane, False))
         return self._message(self._inner.recv(array, peer, tag), lane)
 
     def _message(self, inner: Message, lane: Lane | None) -> Message:
@@ -170,3 +176,60 @@ class _Gated:
         self._inner.start()
         self.request = self._inner.token
         return True
+
+
+class _Sized:
+    """A sized message in device memory. A receive may be longer than its message."""
+
+    def __init__(
+        self, inner: MpiTransport, array: Any, peer: int, tag: int, lane: Lane | None, sends: bool
+    ) -> None:
+        assert lane is not None
+        self._inner, self._array, self._lane, self._sends = inner, array, lane, sends
+        self._where = (peer, tag)
+        self._whole = inner.data(array, tag)  # refuses what cannot be sent at its longest
+        self._status = inner.MPI.Status()
+        self.request: Any = None
+
+    def begin(self) -> bool:
+        """Start it if the device is ready; whether it is."""
+        lane, (peer, tag) = self._lane, self._where
+        if not lane.ready():
+            return False
+        if self._sends:
+            part = self._array[: used_bytes(lane.head, self._array.nbytes)]
+            self.request = self._inner.comm.Isend(self._inner.data(part, tag), peer, tag)
+        else:
+            self.request = self._inner.comm.Irecv(self._whole, peer, tag)
+        return True
+
+    def done(self) -> bool:
+        """Whether MPI is done with it; then the lane's head says how long it is."""
+        if self.request is None or not self.request.Test(self._status):
+            return False
+        self.request = None
+        if not self._sends:
+            write_head(self._lane.head, self._status.Get_count(self._inner.MPI.BYTE))
+        return True
+
+
+class _SizedPort:
+    """The port of sized messages in device memory."""
+
+    idle = None
+
+    def __init__(self) -> None:
+        self._early: list[_Sized] = []
+
+    def message(self, sized: _Sized) -> Message:
+        def start() -> None:
+            if not sized.begin():
+                self._early.append(sized)
+
+        return Message(self, sized, start)
+
+    def poll(self, tokens: list[Any]) -> Sequence[int] | None:
+        """Places of those that are finished."""
+        if self._early:
+            self._early = [sized for sized in self._early if not sized.begin()]
+        return [place for place, token in enumerate(tokens) if token is not None and token.done()]

@@ -1,8 +1,9 @@
-"""Fixtures of the tests of `taccl run`."""
+"""Fixtures of several files of tests."""
 
 from __future__ import annotations
 
 import pytest
+from kernels_on_host import compile_kernels, compiler
 from mpi_jobs import needs_mpi
 
 from taccl.synth.msccl_xml import write_xml
@@ -13,6 +14,14 @@ def needs_a_launcher():
     for mark in needs_mpi[1:]:
         if mark.args[0]:
             pytest.skip(mark.kwargs["reason"])
+
+
+@pytest.fixture(scope="session")
+def host_kernels(tmp_path_factory):
+    """The kernels of codecs, compiled for the host: a shared library."""
+    if compiler() is None:
+        pytest.skip("needs g++ or clang++")
+    return compile_kernels(tmp_path_factory.mktemp("kernels"))
 
 
 @pytest.fixture

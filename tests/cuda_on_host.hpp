@@ -65,25 +65,26 @@ static unsigned atomicAdd(unsigned* place, unsigned value) {
 }
 
 typedef void (*Kernel)(unsigned char*, unsigned long long, unsigned, unsigned char*, unsigned long long, void*,
-                       unsigned char*, unsigned*);
+                       unsigned char*, unsigned*, void*);
 static struct {
     Kernel kernel;
     unsigned char *values, *wire, *space;
     unsigned long long count, stride;
     unsigned tile, *status;
-    void* entries;
+    void *entries, *task;
 } job;
 
 static void run_thread() {
-    job.kernel(job.values, job.count, job.tile, job.wire, job.stride, job.entries, job.space, job.status);
+    job.kernel(job.values, job.count, job.tile, job.wire, job.stride, job.entries, job.space, job.status,
+               job.task);
     ended[threadIdx.x] = true;
     _longjmp(back, 1);
 }
 
 extern "C" void launch(Kernel kernel, unsigned blocks, unsigned block_threads, unsigned char* values,
                        unsigned long long count, unsigned tile, unsigned char* wire, unsigned long long stride,
-                       void* entries, unsigned char* space, unsigned* status) {
-    job = {kernel, values, wire, space, count, stride, tile, status, entries};
+                       void* entries, unsigned char* space, unsigned* status, void* task) {
+    job = {kernel, values, wire, space, count, stride, tile, status, entries, task};
     threads = block_threads;
     if (!stacks) stacks = (char*)malloc(MOST_THREADS * STACK_BYTES);
     for (blockIdx.x = 0; blockIdx.x < blocks; blockIdx.x++) {

@@ -8,11 +8,11 @@ from __future__ import annotations
 import ctypes
 import shutil
 import subprocess
-from pathlib import Path
 
 import device_double
 import numpy as np
 import pytest
+from kernels_on_host import SOURCES
 from test_codecs import bits_of, coded, kinds, same_bits, tensor
 from test_codecs_frame import corrupt, golden_values
 
@@ -31,8 +31,6 @@ from taccl.runtime.codecs.device import (
 from taccl.runtime.codecs.frame import ENTRY
 from taccl.runtime.dtypes import DTYPES
 
-ROOT = Path(__file__).parents[1]
-KERNELS = ROOT / "runtime" / "codecs" / "kernels.cu"
 TILE = 1024
 CODED_BY_KERNELS = [
     (name, dtype)
@@ -66,23 +64,6 @@ class HostModule:
         return launch
 
 
-@pytest.fixture(scope="module")
-def host_library(tmp_path_factory) -> ctypes.CDLL:
-    compiler = shutil.which("g++") or shutil.which("clang++")
-    if compiler is None:
-        pytest.skip("needs g++ or clang++")
-    folder = tmp_path_factory.mktemp("kernels")
-    unit = folder / "kernels.cpp"
-    unit.write_text(f'#include "{ROOT}/tests/cuda_on_host.hpp"\n#include "{KERNELS}"\n')
-    done = subprocess.run(
-        [compiler, "-std=c++17", "-O1", "-ffp-contract=off", "-U_FORTIFY_SOURCE", "-shared", "-fPIC", "-w",
-         "-fno-strict-aliasing", "-o", str(folder / "kernels.so"), str(unit)],
-        capture_output=True, text=True, timeout=240,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return ctypes.CDLL(str(folder / "kernels.so"))
-
-
 @pytest.fixture(params=["host", pytest.param("gpu", marks=pytest.mark.gpu)])
 def device(request):
     """cupy, or what stands in for it."""
@@ -90,7 +71,7 @@ def device(request):
         if gpu.load() is None:
             pytest.skip(f"needs a GPU: {gpu.why_not()}")
         return gpu.load()
-    library = request.getfixturevalue("host_library")
+    library = ctypes.CDLL(str(request.getfixturevalue("host_kernels")))
     double = device_double.make()
     double.RawModule = lambda code, options: HostModule(library)
     return double
@@ -234,8 +215,10 @@ def test_wrong_calls_are_refused(device):
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
 def test_kernels_compile_for_gpus(tmp_path):
     """As CuPy's compiler would, for what nvcc takes by default; no driver is needed."""
+    unit = tmp_path / "kernels.cu"
+    unit.write_text(source())
     done = subprocess.run(
-        ["nvcc", *OPTIONS, "-Wno-deprecated-gpu-targets", "-ptx", "-o", str(tmp_path / "kernels.ptx"), str(KERNELS)],
+        ["nvcc", *OPTIONS, "-Wno-deprecated-gpu-targets", "-ptx", "-o", str(tmp_path / "kernels.ptx"), str(unit)],
         capture_output=True, text=True, timeout=240,
     )  # fmt: skip
     assert done.returncode == 0 and "warning" not in done.stderr, done.stderr
@@ -246,4 +229,4 @@ def test_kernels_compile_for_gpus(tmp_path):
 
 
 def test_the_source_is_part_of_the_package():
-    assert source() == KERNELS.read_text()
+    assert source() == "".join(path.read_text() for path in SOURCES)

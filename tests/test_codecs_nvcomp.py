@@ -9,7 +9,7 @@ import device_double
 import numpy as np
 import pytest
 from test_codecs import bits_of, tensor
-from test_codecs_device import TILE, device, host_library, put, take  # noqa: F401 - fixtures
+from test_codecs_device import TILE, device, put, take  # noqa: F401 - fixtures
 
 from taccl.errors import EnvironmentProblem
 from taccl.runtime.codecs import FrameError, Origin, Scratch, encode_into, get, most_bytes

@@ -82,8 +82,6 @@ def test_run_sums_real_values(saved, tmp_path):
     ended = taccl(3, "run", path, *common, "--codec", "raw,xw", "-d", "float32,bfloat16", "-o", "sum,max")
     assert ended.code == 0, ended.err
     assert "# Out of bounds values : 0 OK" in ended.out
-    refused = taccl(3, "run", path, *common, "--codec", "q8", "--device", "cuda")
-    assert refused.code == 2 and "leave out --device cuda" in refused.err
     refused = taccl(3, "run", path, *common, "--codec", "q8")
     assert refused.code == 2
     (said,) = messages(refused)
@@ -102,7 +100,7 @@ ASKED = {"file": "x.json", "codecs": None, "codec_links": None, "dtype": None, "
         ({"dtypes": ("float32", "bfloat16")}, "--codec q8 takes float32; not bfloat16"),
         ({"ops": ("sum", "prod")}, "products of rounded values"),
         ({"calibrate": True}, "leave out --codec"),
-        ({"device": "cuda"}, "leave out --device cuda"),
+        ({"device": "cuda", "names": ("q8", "zstd")}, "zstd, which has no kernel for devices: take xw, bf16"),
     ],
 )
 def test_what_cannot_be_coded_is_refused(more, words):
@@ -165,7 +163,10 @@ def test_the_plan_of_the_file_counts_unless_codec_says_otherwise():
         ({"codec_links": "all"}, "x.json plans which messages are coded; --codec-links all needs --codec"),
         ({"plan": False, "codec_links": "planned"}, "x.json plans no coded messages"),
         ({"codec": "lz77"}, "x.json plans codec 'lz77': unknown"),
-        ({"device": "cuda"}, "x.json plans codec q8.*leave out --device cuda"),
+        (
+            {"device": "cuda", "codec": "zstd"},
+            "x.json plans codec zstd, which has no kernel.*leave out --device cuda",
+        ),
         ({"calibrate": True}, "give --codec raw where the file plans coded messages"),
         ({"ops": ("prod",)}, "x.json plans codec q8: products of rounded values"),
     ],

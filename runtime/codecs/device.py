@@ -77,7 +77,8 @@ class DeviceScratch:
 
 def source() -> str:
     """The CUDA C++ of the kernels."""
-    return resources.files("taccl.runtime.codecs").joinpath("kernels.cu").read_text(encoding="utf-8")
+    files = resources.files("taccl.runtime.codecs")
+    return "".join(files.joinpath(name).read_text(encoding="utf-8") for name in ("kernels.cu", "frames.cu"))
 
 
 def make_scratch(xp: Any, count: int, tile: int = TILE) -> DeviceScratch:
@@ -88,7 +89,7 @@ def make_scratch(xp: Any, count: int, tile: int = TILE) -> DeviceScratch:
         xp.RawModule(code=source(), options=OPTIONS),
         tile,
         tiles,
-        xp.empty(tiles * _slot_bytes(tile), np.uint8),
+        xp.empty(tiles * slot_bytes(tile), np.uint8),
         xp.empty(tiles * SPACE_BYTES * tile, np.uint8),
         xp.empty(4 * tiles, np.uint8),
         xp.empty(4 * tiles * tile, np.uint8),
@@ -117,7 +118,7 @@ def encode_on_device(
             most = codec.most(dtype, scratch.tile)
             _run(scratch, codec, name, tiles, values, count, wire[start:], most, entries)
         else:
-            slot = _slot_bytes(scratch.tile)
+            slot = slot_bytes(scratch.tile)
             _run(scratch, codec, name, tiles, values, count, scratch.slots, slot, entries)
             launch(scratch, "gather", tiles, scratch.slots, count, wire[start:], slot, entries)
     return close_on_device(codec, dtype, count, wire, scratch, origin)
@@ -186,7 +187,8 @@ def accumulate_on_device(
     return frame
 
 
-def _slot_bytes(tile: int) -> int:
+def slot_bytes(tile: int) -> int:
+    """Room for a coded tile whose length is not known yet."""
     return 4 * tile + tile // 8 + 64
 
 
@@ -269,6 +271,6 @@ def launch(
         (THREADS,),
         (
             values, np.uint64(count), np.uint32(scratch.tile), wire, np.uint64(stride), entries, scratch.space,
-            scratch.status,
+            scratch.status, np.uint64(0),
         ),
     )  # fmt: skip

@@ -8,6 +8,8 @@ it trains.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from taccl.runtime.codecs.codec import Array, Codec, Scratch
@@ -18,12 +20,14 @@ from taccl.runtime.codecs.frame import Origin
 class ErrorFeedback:
     """The residual of (n,) float32 values. After each step sum(decoded) = sum(values) - residual, but for rounding.
 
-    residual: (n,) float32, what is still owed; save and restore it with the optimizer's state.
+    residual: (n,) float32, what is still owed; save and restore it with the optimizer's state. xp: cupy for a residual
+    on the device, as collectives on arrays there want it; `encode_into` and `lost` are for the host.
     """
 
-    def __init__(self, elements: int) -> None:
-        self.residual = np.zeros(elements, np.float32)
-        self._decoded = np.zeros(elements, np.float32)
+    def __init__(self, elements: int, xp: Any = np) -> None:
+        self._xp = xp
+        self.residual: Array = xp.zeros(elements, np.float32)
+        self._decoded = np.zeros(elements if xp is np else 0, np.float32)
 
     def encode_into(
         self,
@@ -45,7 +49,7 @@ class ErrorFeedback:
             raise ValueError(f"{values.shape} values; this feedback is for {self.residual.shape}")
         # Infinities are the caller's, and stay in what is coded.
         with np.errstate(over="ignore", invalid="ignore"):
-            np.add(self.residual, values, out=self.residual, casting="same_kind")
+            self._xp.add(self.residual, values, out=self.residual)
         return self.residual
 
     def lost(self, where: slice, values: Array, decoded: Array) -> None:

@@ -8,6 +8,7 @@
 //   entries  the directory, written by encoders
 //   space    work space, SPACE bytes for each value of a tile, for every block
 //   status   decoders: what is wrong with each tile, 0 if nothing
+//   task     of frames in frame memory (frames.cu), else null: where the frame lies, and where to say that it is wrong
 //
 // Compile with --fmad=false: a fused multiply-add rounds once where numpy rounds twice. Only what CUDA has is
 // used (no library), and only block and warp synchronisation, so that the file also compiles for the host behind
@@ -31,6 +32,20 @@ struct Entry {
     u32 bytes, kept;
     u8 mode, base, bits, zero;
     u16 sparse, exceptions;
+};
+
+// A frame in an area of frame memory, as the host expects it (TASK in device_frames.py).
+struct Task {
+    u8 header[64];  // without bytes and checksum, which are 0
+    u64 begin;      // where the frame lies in its area: found by `find` or `seal_frame`
+    u64 room;       // bytes of the area
+    u64* head;      // in host memory: the head of the area again; null where areas have none
+    u32* wrong;     // in host memory: set to 1 where the frame is not as expected
+    u32 index;      // of the frame in its area
+    u32 width;      // bytes of a value in windows; 0: tiles have one length
+    u32 most, last; // bytes of a tile and of the last one, where tiles have one length
+    u32 refused;    // set by `find`: nothing in the frame may be followed
+    u32 zero;
 };
 
 __device__ inline u32 least(u32 a, u32 b) { return a < b ? a : b; }
@@ -122,9 +137,17 @@ __device__ const u8* payload_of(const u8* frame, u64 start, const Entry* entries
     return frame + start + block_sum(before);
 }
 
-__device__ bool damaged(const u8* payload, const Entry& entry, u32* status) {
+__device__ void report(u32 what, u32* status, const Task* task) {
+    if (threadIdx.x) return;
+    if (!task)
+        status[blockIdx.x] = what;
+    else if (what)
+        *(volatile u32*)task->wrong = 1;
+}
+
+__device__ bool damaged(const u8* payload, const Entry& entry, u32* status, const Task* task) {
     bool wrong = checksum(payload, entry.bytes) != entry.checksum;
-    if (threadIdx.x == 0) status[blockIdx.x] = wrong ? DAMAGED : SOUND;
+    report(wrong ? DAMAGED : SOUND, status, task);
     return wrong;
 }
 
@@ -321,7 +344,8 @@ __device__ void encode_window(const Word* words, u32 count, u8* out, Entry* entr
 }
 
 template <typename Word>
-__device__ void decode_window(Word* words, u32 count, const u8* in, const Entry& entry, u8* space, u32* status) {
+__device__ void decode_window(Word* words, u32 count, const u8* in, const Entry& entry, u8* space, u32* status,
+                              const Task* task) {
     u32 t = threadIdx.x, at[SECTIONS], room = padded(entry.kept), total, running = 0, wrong = SOUND;
     Word* target = entry.mode == ZERO_MAP ? (Word*)space : words;
     u32 shift = (u32)entry.base << 7, bits = entry.bits;
@@ -375,8 +399,7 @@ __device__ void decode_window(Word* words, u32 count, const u8* in, const Entry&
         }
         if (running != entry.kept) wrong = WRONG_ZERO_MAP;
     }
-    u32 worst = (u32)block_max(wrong);
-    if (t == 0) status[blockIdx.x] = worst;
+    report((u32)block_max(wrong), status, task);
 }
 
 // ------------------------------------------------------------------------------------------- single values
@@ -503,7 +526,7 @@ __device__ inline float half_to_float(u16 half) {
 // --------------------------------------------------------------------------------------------------- kernels
 
 #define PARAMETERS \
-    u8 *values, u64 count, u32 tile, u8 *wire, u64 stride, Entry *entries, u8 *space, u32 *status
+    u8 *values, u64 count, u32 tile, u8 *wire, u64 stride, Entry *entries, u8 *space, u32 *status, Task *task
 #define MINE (space + (u64)blockIdx.x * tile * SPACE)
 #define KERNEL(name) extern "C" __global__ void name(PARAMETERS)
 
@@ -516,13 +539,22 @@ __device__ inline float half_to_float(u16 half) {
         body \
     }
 
+// `find` has looked at the directory before a decoder follows it.
+#define FOLLOW_TASK \
+    if (task) { \
+        if (task->refused) return; \
+        wire += task->begin; \
+        entries = (Entry*)(wire + sizeof(task->header)); \
+    }
+
 #define DECODER(name, Value, body) \
     KERNEL(name) { \
+        FOLLOW_TASK \
         u32 here = tile_count(count, tile); \
         Value* to = (Value*)values + (u64)blockIdx.x * tile; \
         Entry entry = entries[blockIdx.x]; \
         const u8* in = payload_of(wire, stride, entries); \
-        if (damaged(in, entry, status)) return; \
+        if (damaged(in, entry, status, task)) return; \
         if (entry.mode == RAW) \
             copy((u8*)to, in, here * sizeof(Value), here * sizeof(Value)); \
         else { body } \
@@ -538,8 +570,8 @@ DECODER(raw_decode_4, u32, )
 DECODER(raw_decode_8, u64, )
 ENCODER(xw_encode_2, u16, encode_window(from, here, out, entry, MINE, tile);)
 ENCODER(xw_encode_4, u32, encode_window(from, here, out, entry, MINE, tile);)
-DECODER(xw_decode_2, u16, decode_window(to, here, in, entry, MINE, status);)
-DECODER(xw_decode_4, u32, decode_window(to, here, in, entry, MINE, status);)
+DECODER(xw_decode_2, u16, decode_window(to, here, in, entry, MINE, status, task);)
+DECODER(xw_decode_4, u32, decode_window(to, here, in, entry, MINE, status, task);)
 ENCODER(q8_encode_4, float, encode_q8(from, here, out, entry);)
 DECODER(q8_decode_4, float, decode_q8(to, here, in);)
 ENCODER(fp8_encode_4, float, encode_fp8(from, here, out, entry);)
@@ -561,16 +593,17 @@ ENCODER(bf16_xw_encode_4, float, {
 })
 
 KERNEL(bf16_xw_decode_4) {
+    FOLLOW_TASK
     u32 here = tile_count(count, tile);
     float* to = (float*)values + (u64)blockIdx.x * tile;
     Entry entry = entries[blockIdx.x];
     const u8* in = payload_of(wire, stride, entries);
     u16* halves = (u16*)(MINE + 7 * (u64)tile);
-    if (damaged(in, entry, status)) return;
+    if (damaged(in, entry, status, task)) return;
     if (entry.mode == RAW)
         copy((u8*)halves, in, 2 * here, 2 * here);
     else
-        decode_window(halves, here, in, entry, MINE, status);
+        decode_window(halves, here, in, entry, MINE, status, task);
     __syncthreads();
     widen(halves, here, to);
 }
@@ -582,7 +615,7 @@ KERNEL(seal) {
     if (threadIdx.x == 0) entries[blockIdx.x].checksum = sum;
 }
 
-KERNEL(check) { damaged(payload_of(wire, stride, entries), entries[blockIdx.x], status); }
+KERNEL(check) { damaged(payload_of(wire, stride, entries), entries[blockIdx.x], status, task); }
 
 // Move the tiles of `values`, `stride` apart, to where they follow each other in `wire`.
 KERNEL(gather) {

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from taccl.runtime.planned import Planned
     from taccl.synth.collective import Collective
 
+_ON_DEVICES = ("xw", "bf16", "bf16-xw", "q8", "fp8")
 IGNORE = "--codec raw runs the file without its plan"
 
 
@@ -89,6 +90,11 @@ def check_codecs(
             raise UsageError(f"{by} {name!r}: unknown; known: {', '.join(CODECS)}")
         if name == "raw":
             continue
+        # Before the device is looked for.
+        if name == "zstd" and options["device"] == "cuda":
+            raise UsageError(
+                f"{by} zstd, which has no kernel for devices: take {', '.join(_ON_DEVICES)}, or leave out --device cuda"
+            )
         codec = CODECS[name]
         for dtype in dtypes:
             for op in ops or (None,):
@@ -103,11 +109,6 @@ def check_codecs(
             zstd.load()
     if names == ("raw",):
         return
-    # Refused before the device is looked for; `auto` means the host here.
-    if options["device"] == "cuda":
-        raise UsageError(
-            f"{by} {names[-1]}, and codecs work in host memory: leave out --device cuda, or give --codec raw"
-        )
     if options["calibrate"]:
         raise UsageError(
             "--calibrate compares with a model of messages that are not coded; leave out --codec, or give --codec raw "

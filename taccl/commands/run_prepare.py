@@ -55,7 +55,8 @@ def prepare(job: Job, options: dict[str, Any]) -> tuple[Loaded, Loaded | None, S
     if options["json_path"] == "-" and job.rank == 0:
         check_stdout()
     coded = choose_codecs(options, opened, collective, ops)
-    device = "host" if coded.names != ("raw",) else gpu.choose(options["device"])
+    no_kernel = options["device"] == "auto" and "zstd" in coded.names
+    device = "host" if no_kernel else gpu.choose(options["device"])
     if device == "cuda":
         gpu.select(job.board.node_slot)
         if ops:

@@ -15,6 +15,7 @@ What can be asked for by environment variables:
 - CUPY_DOUBLE_IPC=no: no memory can be exported
 - CUPY_DOUBLE_BYTES: free memory of a device
 - CUPY_DOUBLE_TYPES: what is reduced
+- CUPY_DOUBLE_KERNELS: the kernels of `RawModule`, compiled for the host (kernels_on_host.py)
 - CUPY_DOUBLE_DROP=wait, =query: streams do not wait for events; events have come as soon as they are asked for
 """
 
@@ -314,6 +315,36 @@ cuda = types.SimpleNamespace(
 
 def get_default_memory_pool():
     return types.SimpleNamespace(free_all_blocks=lambda: None)
+
+
+# Kernels
+
+
+class RawModule:
+    """Whatever its code, what was compiled for the host. A kernel sees memory as it is when its turn has come."""
+
+    def __init__(self, code, options):
+        self._library = ctypes.CDLL(SETTINGS("CUPY_DOUBLE_KERNELS"))
+
+    def get_function(self, name):
+        kernel = ctypes.cast(getattr(self._library, name), ctypes.c_void_p)
+        pointers = (0, 3, 5, 6, 7, 8)
+
+        def start(grid, block, arguments):
+            plain = [each.data.ptr if isinstance(each, ndarray) else int(each) for each in arguments]
+            converted = [
+                (ctypes.c_uint32 if place == 2 else ctypes.c_uint64)(each) for place, each in enumerate(plain)
+            ]
+
+            def run():
+                for place in pointers:
+                    if plain[place]:
+                        _check(plain[place], 1)
+                self._library.launch(kernel, ctypes.c_uint32(grid[0]), ctypes.c_uint32(block[0]), *converted)
+
+            _put(run)
+
+        return start
 
 
 # Arrays

@@ -1,0 +1,75 @@
+"""Coded programs in device memory, on a stand-in for CuPy that does nothing before it must (cupy_double)."""
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import runtime_programs as programs
+from mpi_jobs import launch, messages, needs_mpi
+
+pytestmark = needs_mpi
+
+HERE = Path(__file__).parent
+WORKER = str(HERE / "run_device_codec_worker.py")
+
+
+@pytest.fixture
+def on_double(host_kernels):
+    def run(*arguments, **settings):
+        path = os.pathsep.join([str(HERE / "cupy_double"), os.environ.get("PYTHONPATH", "")])
+        ended = launch(4, *arguments, PYTHONPATH=path, CUPY_DOUBLE_KERNELS=str(host_kernels), **settings)
+        assert ended.code or "cupy double:" not in ended.err
+        return ended
+
+    return run
+
+
+def test_the_same_results_and_frames_as_on_the_host(on_double):
+    """Every device transport, two nodes, frames of one length and others, sums, error feedback."""
+    ended = on_double(WORKER, "shared,mixed,staged,direct")
+    assert ended.code == 0, ended.err
+    assert json.loads(ended.out) == {"cases": 4 * 2 + 2 * 4, "wrong": []}
+
+
+@pytest.mark.parametrize("how", ["shared", "staged"])
+def test_streams_that_do_not_wait_are_found_out(on_double, how):
+    """Frames that are not there yet are refused, or values differ."""
+    ended = on_double(WORKER, how, "allgather", CUPY_DOUBLE_DROP="wait")
+    assert ended.code == 1 or json.loads(ended.out)["wrong"]
+
+
+def test_a_damaged_frame_ends_the_job_and_is_named(on_double):
+    ended = on_double(WORKER, "staged", "damaged")
+    assert ended.code == 1
+    (said,) = messages(ended)
+    assert "frame from rank 0, chunk 0, tile 0: the data are damaged, their checksum differs" in said
+
+
+def test_run_reports_ratio_and_error(on_double, saved, tmp_path):
+    values = tmp_path / "weights.npy"
+    np.save(values, np.random.default_rng(0).standard_normal(50_000).astype(np.float32) * np.float32(0.05))
+    line = (
+        "-m",
+        "taccl",
+        "run",
+        saved(programs.ring_allgather(4, 2)),
+        "--device",
+        "cuda",
+        "--codec-links",
+        "all",
+    )
+    size = ("-b", "64K", "-e", "64K", "-n", "1", "-w", "0", "--data", str(values), "--json", "-")
+    ended = on_double(*line, *size, "--codec", "raw,xw,q8", "--no-reference")
+    assert ended.code == 0, ended.err
+    document = json.loads(ended.out)
+    assert document["transport"] == "cuda-ipc"
+    raw, xw, q8 = [row["out_of_place"] for row in document["results"]]
+    assert all(row["nwrong"] == row["outside_bytes"] == 0 for row in (raw, xw, q8))
+    assert raw["wire_ratio"] == 1 and xw["max_error"] == 0 < q8["max_error"] < 2e-3
+    assert 1.1 < xw["wire_ratio"] < 1.3 and 3.7 < q8["wire_ratio"] < 3.95
+    refused = on_double(*line, *size, "--codec", "zstd")
+    assert refused.code == 2
+    (said,) = messages(refused)
+    assert "zstd, which has no kernel for devices: take xw, bf16" in said
