@@ -192,7 +192,8 @@ def _rows(
 def _coding(codec: Codec, settings: Settings, neighbours: Neighbours, planned: Planned | None) -> Coding:
     nodes = neighbours.nodes if settings.codec_links == "nodes" else None
     hops = None if planned is None else planned.hops
-    return Coding(nodes, codec.lossless, settings.codec_at == "hop", settings.recode, hops)
+    near = neighbours.near if settings.codec_links == "nodes" and settings.transport == "shm" else None
+    return Coding(nodes, codec.lossless, settings.codec_at == "hop", settings.recode, hops, near)
 
 
 def _other(

@@ -63,7 +63,9 @@ def compile_program(
     for (rank, tb, _), tag in order.send_tag.items():
         peer = program.gpus[rank].threadblocks[tb].send
         messages[rank][peer] = max(messages[rank][peer], tag + 1)
-    counts = tuple(map(tuple, messages))
+    # The values of a message of frames may be a message of their own.
+    times = 2 if coding is not None and coding.near is not None else 1
+    counts = tuple(tuple(times * count for count in row) for row in messages)
     return Compiled(program, collective, inplace, {plan.rank: plan for plan in plans}, counts)
 
 

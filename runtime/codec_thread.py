@@ -1,15 +1,18 @@
 """The thread on which a rank codes and decodes, beside the one that moves messages.
 
 The executor hands over what is ready and polls for what is finished, as it does with messages. Two pieces of work at
-most are with the thread; the rest waits here in order, what other work waits for before decodes that nothing follows,
-so that a frame which must go out never stands behind a long line of decodes. While the thread works and no message
-arrives, the executor sleeps a little instead of polling: numpy's calls want the interpreter's lock each time they
-return, and a loop that never rests would keep it from them for milliseconds.
+most are with the thread; the rest waits here in order: first what a message of frames waits for, then what other work
+waits for, then decodes that nothing follows. So a frame which must go out never stands behind a long line of decodes.
+While the thread works and no message arrives, the executor sleeps a little instead of polling: numpy's calls want the
+interpreter's lock each time they return, and a loop that never rests would keep it from them for milliseconds. Where
+threads outnumber cores it sleeps when the thread has nothing to do, too, or it would take its share of the cores from
+the codec threads of other ranks.
 """
 
 from __future__ import annotations
 
 import heapq
+import os
 import queue
 import threading
 import time
@@ -22,6 +25,24 @@ from taccl.runtime.transport import Message
 
 AHEAD = 2  # pieces of work with the thread
 REST_S = 100e-6
+YIELDS = 5  # empty polls that offer the core to others before the first pause
+LEAST_PAUSE_S, MOST_PAUSE_S = 50e-6, 300e-6
+
+
+class Pauses:
+    """Ever longer pauses of an executor that gets no message. left: of it; a change starts anew."""
+
+    def __init__(self, left: Callable[[], int]) -> None:
+        self._left, self._seen, self._count = left, -1, 0
+
+    def __call__(self) -> None:
+        left = self._left()
+        self._count = self._count + 1 if left == self._seen else 0
+        self._seen = left
+        if self._count < YIELDS:
+            os.sched_yield()
+        else:
+            time.sleep(min(LEAST_PAUSE_S * 2 ** min(self._count - YIELDS, 8), MOST_PAUSE_S))
 
 
 class Inline:
@@ -30,7 +51,7 @@ class Inline:
     def __init__(self) -> None:
         self.scratch = Scratch()
 
-    def message(self, work: Work, urgent: bool) -> Message:
+    def message(self, work: Work, turn: int) -> Message:
         """It is finished when it has started."""
         scratch = self.scratch
         return Message(None, None, lambda: work(scratch))
@@ -49,7 +70,7 @@ class CodecThread:
         self._notes = notes
         self._made = 0
         self.busy = 0  # pieces that are handed over and not finished
-        self._waiting: list[tuple[bool, int, _Piece]] = []
+        self._waiting: list[tuple[int, int, _Piece]] = []
         self._count = 0
         self._ahead = 0
         self._tasks: queue.SimpleQueue[_Piece | None] = queue.SimpleQueue()
@@ -67,8 +88,8 @@ class CodecThread:
                 piece.error = error
             self._finished.put(piece)
 
-    def message(self, work: Work, urgent: bool) -> Message:
-        """A piece of work that can be started once in every run. urgent: other work waits for it."""
+    def message(self, work: Work, turn: int) -> Message:
+        """A piece of work that can be started once in every run. turn: what has a lower one goes first."""
         piece = _Piece(work, self._made)
         self._made += 1
 
@@ -77,7 +98,7 @@ class CodecThread:
                 piece.given_s = time.perf_counter()
             self.busy += 1
             self._count += 1
-            heapq.heappush(self._waiting, (not urgent, self._count, piece))
+            heapq.heappush(self._waiting, (turn, self._count, piece))
             self._feed()
 
         return Message(self, piece, start)

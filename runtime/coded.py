@@ -1,10 +1,10 @@
 """Coded messages: a rewrite of the plans of all ranks.
 
 A chunk is coded by the first rank that sends it over a link whose messages are coded. From there on it travels as a
-frame, over whatever links, until ranks need its values: a rank that only passes it on never decodes it, one that keeps
-it decodes for itself, and nobody codes it again. Decoding once at the border of a node and sending values inside would
-save processor time where ranks share cores. But the frame can be passed on when it arrives instead of after a decode,
-moves fewer bytes, is decoded by all ranks of the node at the same time, and can leave the node again.
+frame, over whatever links, until ranks need its values: a rank that only passes it on never decodes it, and nobody
+codes it again. Where ranks share memory and the codec is slower than a copy, one rank of a node decodes a frame and
+hands the values to the others (`runtime/shared_values.py`), and the frame besides, when it arrives, to those that pass
+it on. Otherwise each rank that keeps a chunk decodes it for itself.
 
 A reduction takes decoded contributions. A partial sum is coded when nothing in it was coded before (the sum of a node
 with one rank); otherwise errors would add up hop after hop, and the rewrite refuses unless it may recode. The complete
@@ -21,12 +21,14 @@ where its values are first read, or at the end; it starts when the frame is ther
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
 from taccl.errors import CheckFailed, UsageError
 from taccl.runtime.compile import Cell, Frame, Hazards, Operation, Plan, Range
+from taccl.runtime.shared_values import Key, shared_values
 from taccl.synth.coding.plan import Hop
 from taccl.synth.collective import Collective
 
@@ -42,7 +44,8 @@ class Coding:
     nodes: of each rank its node, where only messages from one to another are; None: all are. hop: each of them is coded
     and decoded by itself, the baseline that relays and sums are compared with. recode: partial sums with coded parts
     may be coded again. hops: instead of nodes exactly these, in chunks of the program's collective, where "reduce" is
-    a sum that is not complete yet and "copy" is whatever else travels.
+    a sum that is not complete yet and "copy" is whatever else travels. near: of each rank the first one that it shares
+    memory with, where those decode for each other.
     """
 
     nodes: tuple[int, ...] | None
@@ -50,6 +53,7 @@ class Coding:
     hop: bool = False
     recode: bool = False
     hops: frozenset[Hop] | None = None
+    near: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +73,7 @@ class _Value:
 class _Message:
     coded: bool
     values: tuple[_Value, ...]
+    values_tag: int = -1  # of a second message, which brings the values of the frames
 
 
 def coded(
@@ -80,8 +85,11 @@ def coded(
     hops that contradict one another or the program.
     """
     early: set[_Result] = set()
+    shared: dict[Key, bool] | None = None if coding.near is not None and not coding.hop else {}
     while True:
-        ranks = [_Rank(plan, coding, collective, inplace.get(plan.rank), early) for plan in plans]
+        ranks = [
+            _Rank(plan, coding, collective, inplace.get(plan.rank), early, shared or {}) for plan in plans
+        ]
         wire: dict[tuple[int, int, int], _Message] = {}
         steps = [rank.steps(wire) for rank in ranks]
         left = list(range(len(plans)))
@@ -91,7 +99,12 @@ def coded(
         found = {result for rank in ranks for result in rank.late}
         if not found - early:
             _check_all_sent(coding, ranks)
-            return [rank.plan() for rank in ranks]
+            done = [rank.plan() for rank in ranks]
+            if shared is not None:
+                return done
+            assert coding.near is not None
+            shared = shared_values(done, coding.near)
+            continue
         # A result that is coded somewhere must be so from its birth: what went out before would differ from it.
         early |= found
 
@@ -108,7 +121,8 @@ def _check_all_sent(coding: Coding, ranks: Sequence[_Rank]) -> None:
 
 
 class _Rank:
-    """One rank's rewrite. early: the results that are coded at once; late: those that should have been."""
+    """One rank's rewrite. early: the results that are coded at once; late: those that should have been. shared: the
+    messages of frames that bring values, and whether they bring the frames too."""
 
     def __init__(
         self,
@@ -117,8 +131,9 @@ class _Rank:
         collective: Collective,
         inplace: tuple[int, int] | None,
         early: set[_Result],
+        shared: Mapping[Key, bool],
     ) -> None:
-        self.old, self.rank, self.coding, self.early = plan, plan.rank, coding, early
+        self.old, self.rank, self.coding, self.early, self.shared = plan, plan.rank, coding, early, shared
         self.combining = collective.combining
         self.sources = [len(chunk.sources) for chunk in collective.chunks]
         self.hazards = Hazards(inplace)
@@ -129,6 +144,7 @@ class _Rank:
         self.areas: dict[tuple[Frame, ...], int] = {}
         self.slots = 0
         self.late: set[_Result] = set()
+        self.sends = Counter(op.peer for op in plan.operations if op.kind == "send")
         self.planned: set[tuple[int, int, int]] = set()  # source, destination, chunk of what hops have named
         for number, chunk in enumerate(collective.chunks):
             for rank, place in chunk.sources:
@@ -159,6 +175,10 @@ class _Rank:
             else:
                 self._reduce(number, op)
             made = len(self.operations)
+            if op.kind == "recv" and self.operations[first].kind == "recv" and self.operations[first].frames:
+                made = (
+                    first + 1
+                )  # what waits for the message waits for its frames, not for values behind them
             self.done.append((made - 1,) if made > first else self._origin(op))
         self._keep()
 
@@ -177,6 +197,7 @@ class _Rank:
         frames: tuple[Frame, ...] = (),
         carries: Range | None = None,
         chunks: tuple[int, ...] = (),
+        tag: int = -1,
     ) -> None:
         areas: list[Range] = (
             [] if kind == "encode" else [("f", area, 1) for area in sorted({frame.area for frame in frames})]
@@ -184,11 +205,12 @@ class _Rank:
         before = self.hazards.before(dst, src, received, *areas)
         order = {new for old in like.order for new in self.done[old]} if kind == "send" else set()
         message = kind in ("send", "recv")
+        number = like.tag if tag < 0 else tag
         index = len(self.operations)
         self.operations.append(
             Operation(
                 kind, dst, src, received, like.peer if message else -1, like.channel,
-                like.tag if message else -1, like.threadblock, like.step, tuple(sorted(before | order)),
+                number if message else -1, like.threadblock, like.step, tuple(sorted(before | order)),
                 tuple(sorted(order)), frames, carries, chunks,
             )
         )  # fmt: skip
@@ -228,7 +250,10 @@ class _Rank:
     def _send(self, op: Operation) -> _Message:
         assert op.src is not None
         coding, values = self.coding, self._values(op.src)
-        if not self._selected(op, values):
+        with_frames = self.shared.get((self.rank, op.peer, op.tag))
+        if with_frames:
+            return self._send_both(op)
+        if with_frames is not None or not self._selected(op, values):
             self._into_memory(op.src, op)
             self._add("send", op, src=op.src)
             return _Message(
@@ -238,20 +263,36 @@ class _Rank:
             self._into_memory(op.src, op)
             frames = self._encode(op.src, op)
             codings = [value.codings + 1 for value in values]
+            values = [replace(value, frame=frame) for value, frame in zip(values, frames, strict=True)]
         else:
             self._into_frames(op.src, op)
             values = self._values(op.src)
-            frames = tuple(value.frame for value in values if value.frame is not None)
             codings = [value.codings + (not value.coded) for value in values]
+        frames = self._send_frames(op, values)
+        return _Message(
+            True,
+            tuple(replace(v, frame=f, codings=c) for v, f, c in zip(values, frames, codings, strict=True)),
+        )
+
+    def _send_both(self, op: Operation) -> _Message:
+        """Pass frames on at once, and their values when they are decoded."""
+        assert op.src is not None
+        values = self._values(op.src)
+        self._send_frames(op, values)
+        self._into_memory(op.src, op)
+        tag = op.tag + self.sends[op.peer]  # these follow the program's own
+        self._add("send", op, src=op.src, tag=tag)
+        return _Message(True, tuple(values), tag)
+
+    def _send_frames(self, op: Operation, values: Sequence[_Value]) -> tuple[Frame, ...]:
+        """Send what there are frames of."""
+        frames = tuple(value.frame for value in values if value.frame is not None)
         if frames not in self.areas:
             area = self._area(len(frames))
             self._add("pack", op, area, frames=frames)
             self.areas[frames] = area[1]
         self._add("send", op, src=("f", self.areas[frames], len(frames)), frames=frames, carries=op.src)
-        return _Message(
-            True,
-            tuple(replace(v, frame=f, codings=c) for v, f, c in zip(values, frames, codings, strict=True)),
-        )
+        return frames
 
     def _selected(self, op: Operation, values: Sequence[_Value]) -> bool:
         """Whether a message is one of frames. Raises CheckFailed where hops leave no choice that is right."""
@@ -353,10 +394,13 @@ class _Rank:
         )
         self._add("recv", op, area, frames=frames, carries=op.dst)
         self.areas[frames] = area[1]
+        there = message.values_tag >= 0
+        if there:
+            self._add("recv", op, op.dst, tag=message.values_tag)
         self._put(
             op.dst,
             [
-                replace(value, frame=frame, coded=not self.coding.hop, there=False)
+                replace(value, frame=frame, coded=not self.coding.hop, there=there)
                 for value, frame in zip(message.values, frames, strict=True)
             ],
         )

@@ -61,8 +61,9 @@ class BoundCollective:
         neighbours = job.share_memory()
         coding = None
         if codec is not None:
-            nodes = neighbours.nodes if links == "nodes" else None
-            coding = Coding(nodes, codec.lossless, hops=None if plan is None else plan.hops)
+            nodes, near = (neighbours.nodes, neighbours.near) if links == "nodes" else (None, None)
+            hops = None if plan is None else plan.hops
+            coding = Coding(nodes, codec.lossless, hops=hops, near=near)
         compiled = job.together(
             "the compilation of the program",
             lambda: compile_program(

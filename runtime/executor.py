@@ -162,10 +162,15 @@ class Executor:
         coder = Inline() if in_order else self._coder
         self._coder = coder
         awaited = {before for op in operations for before in op.predecessors}
+        leads: set[int] = set()  # to messages of frames
+        for number in reversed(range(len(operations))):
+            if number in leads or (operations[number].kind == "send" and operations[number].frames):
+                leads.update(operations[number].predecessors)
         for number, op in enumerate(operations):
             if op.kind in CODING:
                 work = frames.work(op, self._view, self._chunk, self._combine)
-                self._messages[number] = coder.message(work, number in awaited)
+                turn = 0 if number in leads else 1 if number in awaited else 2
+                self._messages[number] = coder.message(work, turn)
 
     def _write_scripts(self, needed: Sequence[Sequence[int]], found: Sequence[Sequence[int]]) -> None:
         """The script of the beginning of operation n is at n, that of the arrival of message n at ~n."""
@@ -367,6 +372,11 @@ class Executor:
         # Assignment to a memoryview has a third of the cost of numpy's, and moves as many bytes a second.
         into, of = memoryview(target.view(np.uint8)), memoryview(source.view(np.uint8))
         return functools.partial(into.__setitem__, slice(None), of)
+
+    @property
+    def coding(self) -> bool:
+        """Whether a thread codes beside the one that runs this."""
+        return self._frames is not None and isinstance(self._coder, CodecThread)
 
     @property
     def done(self) -> bool:

@@ -23,6 +23,7 @@ from taccl.entry import heed, interrupt
 from taccl.errors import EnvironmentProblem, RunFailed, TacclError
 from taccl.runtime import mpi, shared, watchdog
 from taccl.runtime.bind import Bound
+from taccl.runtime.codec_thread import Pauses
 from taccl.runtime.guard import Guard
 from taccl.synth.program import Program
 
@@ -42,6 +43,11 @@ class Neighbours:
     sharing: tuple[tuple[int, ...], ...]
     why_not: str
     devices: tuple[str, ...] = ()  # of each rank its device's name on the host, where buffers are on devices
+
+    @property
+    def near(self) -> tuple[int, ...]:
+        """Of each rank the first one that it shares memory with."""
+        return tuple(ranks[0] for ranks in self.sharing)
 
 
 class Job:
@@ -71,8 +77,9 @@ class Job:
         except BaseException as error:
             self._fail(error)
         self.memory = shared.SharedMemory()
-        alone = self.board.node_ranks <= len(os.sched_getaffinity(0))
-        self._spins = SPINS if alone else 0
+        cores = len(os.sched_getaffinity(0))
+        self._spins = SPINS if self.board.node_ranks <= cores else 0
+        self._pauses = 2 * self.board.node_ranks > cores  # a rank that codes has two threads
 
     def __enter__(self) -> Job:
         return self
@@ -262,8 +269,9 @@ class Job:
         """Run a bound collective once. The watchdog ends the job when it stalls."""
         bound.start()
         executor, watchdog = bound.executor, self.watchdog
+        rest = Pauses(lambda: executor.left) if self._pauses and executor.coding else os.sched_yield
         watchdog.doing(executor)
-        while not executor.advance(POLLS_BEFORE_SLEEP, os.sched_yield, self._spins):
+        while not executor.advance(POLLS_BEFORE_SLEEP, rest, self._spins):
             left = executor.left
             while not executor.advance() and executor.left == left:  # a long wait: leave the core to others
                 time.sleep(50e-6)

@@ -113,6 +113,27 @@ def test_only_messages_between_nodes_are_coded_and_frames_stay_frames():
     assert all(not op.frames for plan in same for op in plan.operations)
 
 
+def test_ranks_of_a_node_decode_for_each_other():
+    # 0, 1 | 2, 3 | 4, 5: rank 3 gets the frame, to pass it on, and the values, to keep them; rank 5 the values alone
+    coding = Coding((0, 0, 2, 2, 4, 4), False, near=(0, 0, 2, 2, 4, 4))
+    found = rewritten(programs.chain_broadcast(6, 2), coding)
+    assert [kinds(plan).count("decode") for plan in found] == [0, 0, 2, 0, 2, 0]
+    for first in (0, 1):
+        border, inner = found[2].operations, found[3].operations
+        sent = [op for op in border if op.kind == "send" and op.step == border[-1].step - first]
+        got = [op for op in inner if op.kind == "recv" and op.tag in [message.tag for message in sent]]
+        assert [len(op.frames) for op in sent] == [len(op.frames) for op in got] == [1, 0]
+        (onward,) = (op for op in inner if op.kind == "send" and op.src == got[0].dst)
+        assert onward.predecessors == (inner.index(got[0]),)  # it does not wait for the values
+    assert len({(op.peer, op.tag) for op in border if op.kind == "send"}) == 4
+    assert all(not op.frames for op in found[5].operations) and found[5].codings == 1
+    # nobody decodes for a neighbour what it does not want itself, nor across nodes
+    alone = rewritten(
+        programs.chain_broadcast(6, 2), Coding((0, 0, 2, 2, 4, 4), False, near=(0, 1, 2, 3, 4, 5))
+    )
+    assert [kinds(plan).count("decode") for plan in alone] == [0, 0, 2, 2, 2, 2]
+
+
 def test_a_lossy_codec_refuses_a_ring_of_partial_sums():
     for program in (programs.ring_allreduce(3), programs.ring_reducescatter(4)):
         with pytest.raises(UsageError, match=r"partial sum with coded parts.*--engine direct.*--recode"):
@@ -140,13 +161,14 @@ def test_a_direct_allreduce_codes_contributions_once_and_the_result_once():
     elements=st.integers(1, 3000),
     codec=st.sampled_from(sorted(CODECS)),
     split=st.integers(0, 4),
-    hop=st.booleans(),
+    how=st.sampled_from(["each", "shared", "hop"]),
     op=st.sampled_from(["sum", "avg", "max"]),
 )
-def test_any_program_and_codec(name, ranks, partition, elements, codec, split, hop, op):
+def test_any_program_and_codec(name, ranks, partition, elements, codec, split, how, op):
     program, codec = programs.ALL[name](ranks, partition), CODECS[codec]
     nodes = None if split == 0 else tuple(min(rank // split, 1) for rank in range(ranks))
-    coding = Coding(nodes, codec.lossless, hop, recode=True)
+    near = nodes if how == "shared" and nodes is not None else None
+    coding = Coding(nodes, codec.lossless, how == "hop", recode=True, near=near)
     collective, shape, inputs = inputs_of(program, elements)
     if shape.block_elements == 0:
         return
@@ -188,10 +210,10 @@ def test_what_is_moved_has_the_error_of_one_coding_whatever_the_hops(name, codec
 
 @pytest.mark.parametrize("codec", LOSSY)
 @pytest.mark.parametrize("engine", ["direct", "hierarchical"])
-@pytest.mark.parametrize("nodes", [None, NODES])
-def test_all_ranks_end_an_allreduce_with_the_same_bits_within_the_promise(engine, codec, nodes):
+@pytest.mark.parametrize(("nodes", "near"), [(None, None), (NODES, None), (NODES, NODES)])
+def test_all_ranks_end_an_allreduce_with_the_same_bits_within_the_promise(engine, codec, nodes, near):
     program, codec = lowered("allreduce", engine), CODECS[codec]
-    coding = Coding(nodes, False)
+    coding = Coding(nodes, False, near=near)
     if engine == "hierarchical" and nodes is None:
         with pytest.raises(UsageError):
             rewritten(program, coding)
