@@ -2,10 +2,14 @@
 
     python docs/benchmarks_gpu.py                  2 and 4 ranks, 64 MB, float32
     python docs/benchmarks_gpu.py 4 allreduce      rows of some numbers of ranks and collectives
+    python docs/benchmarks_gpu.py codecs           only what codecs take there
 
 All ranks' traffic shares the memory of one device, so the measure is one copy there of all bytes that the program moves
 (each counted once; `wire_bytes`): GB/s of a program are those bytes over its time, and the share is that of the copy's
 GB/s in the same minute. The aim is 50 % with CUDA IPC. Times are the slowest rank's, median of 20 runs, checked before.
+
+Codecs: GB/s of values for frames of one chunk, closed and checked as in a collective, beside a copy of the values; and
+an allreduce of 64 MB whose messages are all coded, beside the same program uncoded.
 """
 
 from __future__ import annotations
@@ -15,11 +19,17 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
 from taccl.runtime import gpu, mpi
+from taccl.runtime.codecs import CODECS
+from taccl.runtime.compile import Frame, Operation, Plan
+from taccl.runtime.device_frames import DeviceFrames
+from taccl.runtime.dtypes import DTYPES
+from taccl.runtime.frames import frame_sizes
 
 RANKS = (2, 4)
 COLLECTIVES = ("allgather", "allreduce")
@@ -31,6 +41,9 @@ WAYS = (
     ("staged-mpi", "private", "pinned memory and MPI"),
 )
 COPIES = 20
+CODED = ("q8", "fp8", "bf16", "xw", "bf16-xw")
+CHUNK_BYTES = (2**20, 2**24, 2**26)
+IN_COLLECTIVES = ("raw", "q8", "bf16", "xw")
 ENVIRONMENT = {**mpi.launch_environment(), "CUDA_VISIBLE_DEVICES": "0"}
 
 
@@ -39,22 +52,91 @@ def copy_gbs(nbytes: int) -> float:
     cuda = gpu.Cuda(gpu.load())
     source, target = (cuda.xp.zeros(nbytes, np.uint8) for _ in range(2))
     copy = cuda.copy(gpu.address(target), gpu.address(source), nbytes, cuda.xp.cuda.get_current_stream())
+    return gbs(cuda, nbytes, copy)
+
+
+def gbs(cuda: gpu.Cuda, nbytes: int, work: Callable[[], object]) -> float:
+    """GB/s of work on so many bytes on the current stream, median."""
     taken = []
-    for _ in range(COPIES):
+    for turn in range(-1, COPIES):
         cuda.synchronize()
         begin = time.perf_counter()
-        copy()
+        work()
         cuda.synchronize()
-        taken.append(time.perf_counter() - begin)
+        if turn >= 0:
+            taken.append(time.perf_counter() - begin)
     return nbytes / float(np.median(taken)) / 1e9
 
 
-def measured(file: Path, ranks: int, transport: str, buffers: str) -> dict:
+def codec_gbs(name: str, nbytes: int) -> tuple[float, float, float, float]:
+    """Of a chunk of so many bytes of normal float32: its ratio, GB/s of coding, decoding and adding."""
+    cuda, codec, dtype, count = gpu.Cuda(gpu.load()), CODECS[name], DTYPES["float32"], nbytes // 4
+    frames, area, chunk = (Frame(0, 0, 0, 0),), ("f", 0, 1), ("i", 0, 1)
+
+    def operation(kind: str, dst: tuple[str, int, int], src: tuple[str, int, int] | None) -> Operation:
+        return Operation(kind, dst, src, None, -1, 0, -1, 0, 0, (), (), frames, None, (0,))
+
+    plan = Plan(
+        0,
+        (
+            operation("encode", area, chunk),
+            operation("decode", chunk, None),
+            operation("accumulate", chunk, chunk),
+        ),
+        0,
+        slots=1,
+    )
+    sizes = frame_sizes(codec, dtype, count)
+    values = cuda.xp.empty(count, np.float32)
+    cuda.upload(values, (0.05 * np.random.default_rng(0).standard_normal(count)).astype(np.float32))
+    memory = DeviceFrames(cuda, plan, sizes, dtype, count, cuda.xp.empty(sizes.stride, np.uint8))
+    found = [
+        gbs(cuda, nbytes, memory.work(number, op, lambda _: values, cuda.xp.add))
+        for number, op in enumerate(plan.operations)
+    ]
+    memory.check()
+    return nbytes / memory.used(area), found[0], found[1], found[2]
+
+
+def codecs() -> None:
+    """Print what codecs take by themselves, and in an allreduce of 4 ranks."""
+    print("\n| codec | chunk | ratio | code GB/s | decode GB/s | add GB/s | copy GB/s |")
+    print("| --- | --- | --- | --- | --- | --- | --- |")
+    for nbytes in CHUNK_BYTES:
+        copy = copy_gbs(nbytes)
+        for name in CODED:
+            ratio, *speeds = codec_gbs(name, nbytes)
+            cells = " | ".join(f"{speed:.1f}" for speed in (*speeds, copy))
+            print(f"| {name} | {nbytes // 2**20} MiB | {ratio:.2f} | {cells} |", flush=True)
+    print("\n| 4 ranks, allreduce | way | ratio | us | uncoded us |\n| --- | --- | --- | --- | --- |")
+    with tempfile.TemporaryDirectory() as folder:
+        file = made(Path(folder), "allreduce", 4)
+        options = ("--codec", ",".join(IN_COLLECTIVES), "--codec-links", "all")
+        for transport, buffers, text in WAYS:
+            rows = measured(file, 4, transport, buffers, *options)["results"]
+            times = [row["out_of_place"]["median_time"] for row in rows]
+            for row, time_us in zip(rows[1:], times[1:], strict=True):
+                ratio = row["out_of_place"]["wire_ratio"]
+                print(
+                    f"| {row['codec']} | {text} | {ratio:.2f} | {time_us:.0f} | {times[0]:.0f} |", flush=True
+                )
+
+
+def made(folder: Path, collective: str, ranks: int) -> Path:
+    """The file of a program whose ranks send each other what they need."""
+    file = folder / f"{collective}-{ranks}.xml"
+    line = [sys.executable, "-m", "taccl", "synth", "-t", f"fat-tree:1x{ranks}", "-c", collective]
+    line += ["--size", str(SIZE_BYTES), "--engine", "direct", "-o", str(file)]
+    subprocess.run(line, check=True, capture_output=True)
+    return file
+
+
+def measured(file: Path, ranks: int, transport: str, buffers: str, *options: str) -> dict:
     """The document of `taccl run`."""
     line = [
         mpi.mpiexec(), "-n", str(ranks), sys.executable, "-m", "taccl", "run", str(file), "--device", "cuda",
         "--transport", transport, "--buffers", buffers, "-b", str(SIZE_BYTES), "-e", str(SIZE_BYTES),
-        "--out-of-place", "--no-reference", "--json", "-",
+        "--out-of-place", "--no-reference", "--json", "-", *options,
     ]  # fmt: skip
     done = subprocess.run(line, env=ENVIRONMENT, capture_output=True, text=True)
     if done.returncode:
@@ -71,6 +153,9 @@ def main(arguments: list[str]) -> None:
     numbers = [int(word) for word in arguments if word.isdigit()] or RANKS
     wanted = [word for word in arguments if word in COLLECTIVES] or COLLECTIVES
     print(f"{name}, {SIZE_BYTES // 2**20} MiB, float32; all ranks on device 0\n")
+    if arguments == ["codecs"]:
+        codecs()
+        return
     print(
         "| ranks | collective | way | us | GB/s | copy GB/s | share |\n| --- | --- | --- | --- | --- | --- | --- |"
     )
@@ -78,10 +163,7 @@ def main(arguments: list[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         for ranks in numbers:
             for collective in wanted:
-                file = Path(folder) / f"{collective}-{ranks}.xml"
-                line = [sys.executable, "-m", "taccl", "synth", "-t", f"fat-tree:1x{ranks}", "-c", collective]
-                line += ["--size", str(SIZE_BYTES), "--engine", "direct", "-o", str(file)]
-                subprocess.run(line, check=True, capture_output=True)
+                file = made(Path(folder), collective, ranks)
                 for transport, buffers, text in WAYS:
                     (row,) = measured(file, ranks, transport, buffers)["results"]
                     time_us = row["out_of_place"]["median_time"]
@@ -90,6 +172,8 @@ def main(arguments: list[str]) -> None:
                     cells = f"{time_us:.0f} | {gbs:.1f} | {copy:.1f} | {100 * gbs / copy:.0f} %"
                     print(f"| {ranks} | {collective} | {text} | {cells} |", flush=True)
     print(f"\nThe aim of {100 * AIM:.0f} % with exported buffers is {'missed' if missed else 'met'}.")
+    if not arguments:
+        codecs()
 
 
 if __name__ == "__main__":

@@ -281,7 +281,7 @@ def _measure_mode(
     def bind(one: Compiled, on: Layout) -> Bound:
         noted = marks if settings.calibrate and one is compiled else None
         chunk_bytes = on.chunk_elements * inside.bytes
-        transport, own = _transport(job, one, chunk_bytes, settings, neighbours, cuda, devices)
+        transport, own = transport_of(job, one, chunk_bytes, settings, neighbours, cuda, devices)
         bound = job.together(
             "the binding of the program",
             lambda: Bound(
@@ -337,7 +337,7 @@ def _measure_mode(
     return Measurement(mine, wrong, outside, error, largest, its, seen, (int(sent[0]), int(sent[1])))
 
 
-def _transport(
+def transport_of(
     job: Job,
     compiled: Compiled,
     chunk_bytes: int,

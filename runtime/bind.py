@@ -259,6 +259,11 @@ class Bound:
         if self._cuda is not None and (self._copies or self._divides):
             self._cuda.synchronize()
 
+    @property
+    def on_device(self) -> bool:
+        """Whether buffers and memory are there."""
+        return self._cuda is not None
+
     def close(self) -> None:
         """Free the transport's requests."""
         self.executor.close()

@@ -8,14 +8,17 @@ from typing import Any
 import numpy as np
 
 from taccl.errors import UsageError
-from taccl.runtime.bench import Loaded
+from taccl.runtime import gpu
+from taccl.runtime.bench import Loaded, transport_of
+from taccl.runtime.bench_settings import Settings
 from taccl.runtime.bind import Bound, Buffers, buffer_elements, compile_program
 from taccl.runtime.codec_thread import CodecThread
 from taccl.runtime.codecs import Codec, ErrorFeedback
 from taccl.runtime.coded import Coding
+from taccl.runtime.device_memory import DeviceMemory
 from taccl.runtime.dtypes import DTYPES, DType
 from taccl.runtime.host_transport import host_kind, host_transport
-from taccl.runtime.job import Job, fingerprint
+from taccl.runtime.job import Job, Neighbours, fingerprint
 from taccl.runtime.layout import Layout, layout_of
 
 Array = np.ndarray[Any, Any]
@@ -29,10 +32,12 @@ class BoundCollective:
     all ranks alike are raised on rank 0, and the others leave with its exit code; what goes wrong later ends the job
     (`Job`).
 
-    job: entered and not left. input, output: contiguous (n,) arrays of one of dtypes.DTYPES, as long as the collective
-    wants them; in place the same array (allreduce), or views of one. op: one of dtypes.OPS, None for collectives that
-    move data. codec: None for none; links: "nodes", "all", or "planned", which `loaded` then has. feedback: for float32
-    sums and averages that a lossy codec codes. Raises UsageError for arrays and options that do not fit.
+    job: entered and not left. input, output: contiguous (n,) arrays of one of dtypes.DTYPES, of numpy, or of CuPy on
+    the current device, as long as the collective wants them; in place the same array (allreduce), or views of one. op:
+    one of dtypes.OPS, None for collectives that move data. codec: None for none; links: "nodes", "all", or "planned",
+    which `loaded` then has. feedback: for float32 sums and averages that a lossy codec codes. reach: how device memory
+    travels, for arrays there, as `with_transport` of `taccl run` has found it; a run then comes after what is on the
+    current stream, and has ended when the call returns. Raises UsageError for arrays and options that do not fit.
     """
 
     def __init__(
@@ -45,6 +50,7 @@ class BoundCollective:
         codec: Codec | None = None,
         links: str = "nodes",
         feedback: ErrorFeedback | None = None,
+        reach: tuple[Settings, Neighbours] | None = None,
     ) -> None:
         collective = loaded.collective
         shares = job.together("the check of the arrays", lambda: check_arrays(input, output, op, feedback))
@@ -55,10 +61,10 @@ class BoundCollective:
         plan = loaded.planned if links == "planned" else None
         facts = (
             collective, dtype.name, op, shape, inplace, None if codec is None else codec.name, links,
-            None if plan is None else plan.facts(), feedback is not None,
+            None if plan is None else plan.facts(), feedback is not None, reach is not None,
         )  # fmt: skip
         job.agree_on(fingerprint(loaded.program, facts), "program, arrays or options")
-        neighbours = job.share_memory()
+        neighbours = job.share_memory() if reach is None else reach[1]
         coding = None
         if codec is not None:
             nodes, near = (neighbours.nodes, neighbours.near) if links == "nodes" else (None, None)
@@ -67,19 +73,28 @@ class BoundCollective:
         compiled = job.together(
             "the compilation of the program",
             lambda: compile_program(
-                loaded.program, collective, inplace, [job.rank], loaded.order, neighbours.nodes, coding
+                loaded.program, collective, inplace, [job.rank], loaded.order,
+                neighbours.nodes if reach is None else None, coding,
             ),
-        )
+        )  # fmt: skip
         self._job = job
-        self._coder = None if codec is None else CodecThread()
-        self._transport, empty = host_transport(
-            job, compiled, shape.chunk_elements * dtype.bytes, neighbours, host_kind(neighbours)
-        )
+        self._coder = None if codec is None or reach is not None else CodecThread()
+        chunk_bytes = shape.chunk_elements * dtype.bytes
+        cuda = None
+        if reach is None:
+            self._transport, empty = host_transport(
+                job, compiled, chunk_bytes, neighbours, host_kind(neighbours)
+            )
+        else:
+            cuda = gpu.Cuda(gpu.load())
+            self._transport, empty = transport_of(
+                job, compiled, chunk_bytes, *reach, cuda, DeviceMemory(cuda)
+            )
         self._bound = job.together(
             "the binding of the program",
             lambda: Bound(
                 compiled, job.rank, shape, Buffers(input, output), dtype, op, self._transport, empty=empty,
-                codec=codec, coder=self._coder, feedback=feedback,
+                codec=codec, coder=self._coder, cuda=cuda, feedback=feedback,
             ),
         )  # fmt: skip
         job.connect(self._bound)
@@ -98,6 +113,11 @@ class BoundCollective:
         with self._job.waiting("it waits for the other ranks to free a collective"):
             self._bound.close()
             self._transport.close()
+            if (
+                self._bound.on_device
+            ):  # other processes may have memory of this one open until they too have closed
+                self._job.control.Barrier()
+                del self._bound, self._transport
         if self._coder is not None:
             self._coder.close()
 
@@ -111,8 +131,28 @@ class BoundCollective:
             self.close()
 
 
+def on_device(array: Any) -> bool:
+    """Whether it is an array of CuPy. Raises UsageError for one on another device than the current one."""
+    cupy = gpu.load()
+    if isinstance(array, np.ndarray) or cupy is None or not isinstance(array, cupy.ndarray):
+        return False
+    current = int(cupy.cuda.runtime.getDevice())
+    if array.device.id != current:
+        raise UsageError(f"an array lies on device {array.device.id}; the current one is {current}")
+    return True
+
+
+def _share(one: Array, other: Array) -> bool:
+    """Whether two contiguous arrays have memory in common."""
+    first, second = gpu.address(one), gpu.address(other)
+    return min(one.nbytes, other.nbytes) > 0 and first < second + other.nbytes and second < first + one.nbytes
+
+
 def check_arrays(input: Array, output: Array, op: str | None, feedback: ErrorFeedback | None) -> bool:
     """Whether input and output share memory. Raises UsageError for arrays that no program takes."""
+    there = on_device(input)
+    if on_device(output) != there:
+        raise UsageError("input and output must both be of numpy, or both of CuPy")
     for array, name in ((input, "input"), (output, "output")):
         if array.ndim != 1 or not array.flags.c_contiguous or array.dtype not in _TYPES:
             raise UsageError(
@@ -121,16 +161,20 @@ def check_arrays(input: Array, output: Array, op: str | None, feedback: ErrorFee
             )
     if input.dtype != output.dtype:
         raise UsageError(f"the input is {input.dtype} and the output {output.dtype}; they must be alike")
-    if not output.flags.writeable:
+    if not there and not output.flags.writeable:
         raise UsageError("the output cannot be written")
     if feedback is not None:
         if op not in ("sum", "avg") or input.dtype != np.float32:
             raise UsageError("error feedback is for sums and averages of float32")
+        if on_device(feedback.residual) != there:
+            raise UsageError(
+                "the feedback must lie where the arrays do: ErrorFeedback(elements, cupy) on a device"
+            )
         if feedback.residual.shape != input.shape:
             raise UsageError(
                 f"the feedback is for {feedback.residual.shape} values; the input has {input.shape}"
             )
-    return np.may_share_memory(input, output)
+    return _share(input, output)
 
 
 def fit(loaded: Loaded, rank: int, input: Array, output: Array, inplace: bool) -> tuple[DType, Layout]:
@@ -150,7 +194,7 @@ def fit(loaded: Loaded, rank: int, input: Array, output: Array, inplace: bool) -
             f"{collective.name} wants {wanted[0]} and {wanted[1]}"
         )
     pair = collective.inplace[rank] if inplace else None
-    shares = np.may_share_memory(input, output)
+    shares = _share(input, output)
     if pair is None:
         if shares:
             raise UsageError(
@@ -158,7 +202,7 @@ def fit(loaded: Loaded, rank: int, input: Array, output: Array, inplace: bool) -
             )
         return dtype, shape
     first = [
-        array.ctypes.data - shape.start(chunk) * dtype.bytes
+        gpu.address(array) - shape.start(chunk) * dtype.bytes
         for array, chunk in zip((input, output), pair, strict=True)
     ]
     if min(wanted) and (not shares or first[0] != first[1]):

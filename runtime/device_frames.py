@@ -340,9 +340,9 @@ class DeviceFrames:
         op = self._reads.get(number)
         if op is not None:
             self._explain(op)
-            names = ", ".join(f"{Origin(frame.rank, frame.chunk)}" for frame in op.frames)
+            names = " and ".join(f"{Origin(frame.rank, frame.chunk)}" for frame in op.frames)
             raise FrameError(
-                f"frame from {names}: refused on the device, and then found right: memory has changed"
+                f"frame from {names}: refused on the device and found right by numpy: it was not there yet"
             )
         raise FrameError(f"operation {number} has coded what its own codec cannot decode")
 

@@ -8,9 +8,10 @@ if TYPE_CHECKING:
     import numpy as np
 
     from taccl.runtime.bench import Loaded
+    from taccl.runtime.bench_settings import Settings
     from taccl.runtime.codecs import Codec, ErrorFeedback
     from taccl.runtime.collective import BoundCollective
-    from taccl.runtime.job import Job
+    from taccl.runtime.job import Job, Neighbours
 
     Array = np.ndarray[Any, Any]
 
@@ -29,7 +30,7 @@ def open_collective(
     feedback: ErrorFeedback | None = None,
     **collective: Any,
 ) -> BoundCollective:
-    """A program on the caller's arrays, to be called again and again; see `BoundCollective`.
+    """A program on the caller's arrays, of numpy or of CuPy, to be called again and again; see `BoundCollective`.
 
     file: MSCCL XML or the native .json of an algorithm. op: default the file's, or "sum". codec, links: as --codec and
     --codec-links of `taccl run`, whose default is what the file plans; "raw" codes nothing. collective: what an XML
@@ -37,17 +38,42 @@ def open_collective(
     Collective over the ranks of the job. What is wrong with file or options is raised on rank 0, in the words of
     `taccl run`.
     """
-    from taccl.runtime.collective import BoundCollective
+    import numpy as np
+
+    from taccl.runtime.collective import BoundCollective, on_device
 
     unknown = sorted(set(collective) - set(COLLECTIVE_OPTIONS))
     if unknown:
         raise TypeError(f"open_collective has no option {unknown[0]!r}")
     options = {
         **dict.fromkeys(COLLECTIVE_OPTIONS), **collective, "file": file, "codecs": codec, "codec_links": links,
-        "op": op, "dtype": str(input.dtype), "device": "host", "calibrate": False, "accumulate": "type",
+        "op": op, "dtype": str(input.dtype), "calibrate": False, "accumulate": "type",
     }  # fmt: skip
+    there = job.together("the check of the arrays", lambda: on_device(input))
+    anywhere = bool(job.gather_bytes(np.array([there], np.uint8), "the check of the arrays").any())
+    options["device"] = "cuda" if anywhere else "host"
     loaded, reduction, chosen, where = job.together("the reading of the file", lambda: _prepare(job, options))
-    return BoundCollective(job, loaded, input, output, reduction, chosen, where, feedback)
+    reach = _reach(job, there) if anywhere else None
+    return BoundCollective(job, loaded, input, output, reduction, chosen, where, feedback, reach)
+
+
+def _reach(job: Job, there: bool) -> tuple[Settings, Neighbours]:
+    """How device memory travels, as `taccl run` finds it. there: whether this rank's arrays are on a device. Raises
+    UsageError, on all ranks, where some are not."""
+    from taccl.commands.run_prepare import with_transport
+    from taccl.errors import UsageError
+    from taccl.runtime.bench_settings import Settings
+
+    def check() -> None:
+        if not there:
+            raise UsageError("the arrays of other ranks are on a device, and those of this one are not")
+
+    job.together("the check of the arrays", check)
+    nothing = Settings(
+        (), (), (), (), 0, 0, 0, device="cuda", transport="auto", buffers="private", pace=True, accumulate="type",
+        reference=False,
+    )  # fmt: skip
+    return with_transport(job, nothing)
 
 
 def _prepare(job: Job, options: dict[str, Any]) -> tuple[Loaded, str | None, Codec | None, str]:
@@ -57,6 +83,7 @@ def _prepare(job: Job, options: dict[str, Any]) -> tuple[Loaded, str | None, Cod
     from taccl.commands.run_codecs import choose_codecs
     from taccl.commands.run_prepare import load_program
     from taccl.errors import Diagnostic, InvalidInput, UsageError
+    from taccl.runtime import gpu
     from taccl.runtime.bench_settings import RAW
     from taccl.runtime.codecs import CODECS
     from taccl.runtime.dtypes import select_ops
@@ -72,6 +99,8 @@ def _prepare(job: Job, options: dict[str, Any]) -> tuple[Loaded, str | None, Cod
         raise UsageError(f"{collective.name} copies data and reduces nothing; leave out op")
     ops = tuple(select_ops(asked or program.reduce_op or "sum")) if collective.combining else ()
     choice = choose_codecs(options, opened, collective, ops)
+    if options["device"] == "cuda" and ops:
+        gpu.check_reductions(dtype.numpy for dtype in choice.dtypes)
     if len(ops) > 1 or len(choice.names) > 1:
         raise UsageError("one reduction and one codec are used at a time")
     codec = None if choice.names == (RAW,) else CODECS[choice.names[0]]

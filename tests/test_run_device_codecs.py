@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -73,3 +75,39 @@ def test_run_reports_ratio_and_error(on_double, saved, tmp_path):
     assert refused.code == 2
     (said,) = messages(refused)
     assert "zstd, which has no kernel for devices: take xw, bf16" in said
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        ("arrays", ""),
+        ("numpy", "rank 2: the arrays of other ranks are on a device, and those of this one are not"),
+        (
+            "host-feedback",
+            "the feedback must lie where the arrays do: ErrorFeedback(elements, cupy) on a device",
+        ),
+    ],
+)
+def test_a_collective_on_arrays_of_cupy(on_double, tmp_path, what, words):
+    """The same bits as on arrays of numpy, and the same owed."""
+    path = tmp_path / "allreduce.xml"
+    line = (
+        "-m",
+        "taccl",
+        "synth",
+        "-t",
+        "fat-tree:1x4",
+        "-c",
+        "allreduce",
+        "--size",
+        "10KB",
+        "--engine",
+        "direct",
+    )
+    subprocess.run([sys.executable, *line, "-o", str(path)], check=True, capture_output=True)
+    ended = on_double(str(HERE / "run_device_collective_worker.py"), str(path), what)
+    if not words:
+        assert ended.code == 0, ended.err
+        assert json.loads(ended.out) == {"wrong": 0}
+    else:
+        assert ended.code and words in ended.err

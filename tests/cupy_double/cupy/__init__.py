@@ -356,6 +356,8 @@ class ndarray:
     def __init__(self, shape, dtype=float, memptr=None):
         self.shape = (shape,) if isinstance(shape, int) else tuple(shape)
         (self.size,) = self.shape
+        self.ndim, self.flags = 1, types.SimpleNamespace(c_contiguous=True)
+        self.device = types.SimpleNamespace(id=_device)
         self.dtype = np.dtype(dtype)
         self.nbytes = self.size * self.dtype.itemsize
         self.data = MemoryPointer(_Pool(self.nbytes), 0) if memptr is None else memptr
