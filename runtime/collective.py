@@ -69,7 +69,8 @@ class BoundCollective:
         if codec is not None:
             nodes, near = (neighbours.nodes, neighbours.near) if links == "nodes" else (None, None)
             hops = None if plan is None else plan.hops
-            coding = Coding(nodes, codec.lossless, hops=hops, near=near)
+            # On devices each rank decodes for itself; what would be quicker there is not known.
+            coding = Coding(nodes, codec.lossless, hops=hops, near=near if reach is None else None)
         compiled = job.together(
             "the compilation of the program",
             lambda: compile_program(
