@@ -35,10 +35,9 @@ def test_the_same_results_and_frames_as_on_the_host(on_double):
     assert json.loads(ended.out) == {"cases": 4 * 2 + 2 * 4, "wrong": []}
 
 
-@pytest.mark.parametrize("how", ["shared", "staged"])
-def test_streams_that_do_not_wait_are_found_out(on_double, how):
+def test_streams_that_do_not_wait_are_found_out(on_double):
     """Frames that are not there yet are refused, or values differ."""
-    ended = on_double(WORKER, how, "allgather", CUPY_DOUBLE_DROP="wait")
+    ended = on_double(WORKER, "staged", "allgather", CUPY_DOUBLE_DROP="wait")
     assert ended.code == 1 or json.loads(ended.out)["wrong"]
 
 
@@ -71,10 +70,6 @@ def test_run_reports_ratio_and_error(on_double, saved, tmp_path):
     assert all(row["nwrong"] == row["outside_bytes"] == 0 for row in (raw, xw, q8))
     assert raw["wire_ratio"] == 1 and xw["max_error"] == 0 < q8["max_error"] < 2e-3
     assert 1.1 < xw["wire_ratio"] < 1.3 and 3.7 < q8["wire_ratio"] < 3.95
-    refused = on_double(*line, *size, "--codec", "zstd")
-    assert refused.code == 2
-    (said,) = messages(refused)
-    assert "zstd, which has no kernel for devices: take xw, bf16" in said
 
 
 @pytest.mark.parametrize(
@@ -82,28 +77,13 @@ def test_run_reports_ratio_and_error(on_double, saved, tmp_path):
     [
         ("arrays", ""),
         ("numpy", "rank 2: the arrays of other ranks are on a device, and those of this one are not"),
-        (
-            "host-feedback",
-            "the feedback must lie where the arrays do: ErrorFeedback(elements, cupy) on a device",
-        ),
     ],
 )
 def test_a_collective_on_arrays_of_cupy(on_double, tmp_path, what, words):
     """The same bits as on arrays of numpy, and the same owed."""
     path = tmp_path / "allreduce.xml"
-    line = (
-        "-m",
-        "taccl",
-        "synth",
-        "-t",
-        "fat-tree:1x4",
-        "-c",
-        "allreduce",
-        "--size",
-        "10KB",
-        "--engine",
-        "direct",
-    )
+    what_to_make = ("-t", "fat-tree:1x4", "-c", "allreduce", "--size", "10KB", "--engine", "direct")
+    line = ("-m", "taccl", "synth", *what_to_make)
     subprocess.run([sys.executable, *line, "-o", str(path)], check=True, capture_output=True)
     ended = on_double(str(HERE / "run_device_collective_worker.py"), str(path), what)
     if not words:
