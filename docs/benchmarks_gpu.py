@@ -38,6 +38,7 @@ AIM = 0.5
 WAYS = (
     ("cuda-ipc", "shared", "CUDA IPC, exported buffers"),
     ("cuda-ipc", "private", "CUDA IPC, private buffers"),
+    ("staged-shm", "private", "pinned shared memory"),
     ("staged-mpi", "private", "pinned memory and MPI"),
 )
 COPIES = 20

@@ -39,10 +39,12 @@ from taccl.runtime.frames import frame_sizes
 from taccl.runtime.host_transport import host_transport
 from taccl.runtime.job import Job, Neighbours
 from taccl.runtime.layout import Layout, layout
+from taccl.runtime.nccl import NcclTransport
 from taccl.runtime.planned import Planned
 from taccl.runtime.reference import Reference
 from taccl.runtime.shm import ROOM_BYTES, ROOMS
 from taccl.runtime.staged import StagedTransport, pinned_bytes, slots
+from taccl.runtime.staged_shm import StagedSharedTransport
 from taccl.runtime.trace import Trace
 from taccl.runtime.transport import Transport
 from taccl.runtime.transports import MpiCudaTransport, MpiTransport
@@ -121,9 +123,10 @@ def measure(
     def compiled(one: Loaded, coding: Coding | None = None) -> dict[str, Compiled]:
         modes = [mode for mode in settings.modes if mode in one.modes]
         nodes = neighbours.nodes if settings.pace and settings.device == "host" else None
+        held = None if neighbours.nccl is None else neighbours.apart
         return {
             mode: compile_program(
-                one.program, one.collective, mode == "in_place", [job.rank], one.order, nodes, coding
+                one.program, one.collective, mode == "in_place", [job.rank], one.order, nodes, coding, held
             )
             for mode in modes
         }
@@ -261,6 +264,9 @@ def _measure_mode(
             rooms, slots_bytes = _device_bytes(one, on, dtype, inside, settings, neighbours, job.rank, frames)
             needed, pinned = needed + rooms, pinned + slots_bytes
         cuda.give_back()
+        if neighbours.nccl is not None:  # before the check of memory, because connections take some
+            for one in [compiled, plain] if other is None else [compiled, plain, other[0]]:
+                neighbours.nccl.connect(job, {(source, target) for source, target, _ in one.rounds})
         job.barrier()  # all ranks of the device have freed what the mode before needed
     job.together(
         "the check of memory",
@@ -350,14 +356,22 @@ def transport_of(
     if cuda is None or devices is None:
         return host_transport(job, compiled, chunk_bytes, neighbours, settings.transport, settings.pace)
     over_mpi = MpiTransport(job.MPI, job.data, chunk_bytes)
-    staged = "staged-mpi" in (settings.transport, settings.others)
-    between = StagedTransport(over_mpi, cuda) if staged else MpiCudaTransport(over_mpi)
+    transport: Transport
+    if neighbours.nccl is not None:
+        transport = NcclTransport(neighbours.nccl, cuda, job.rank, compiled.rounds, over_mpi)
+    elif "staged-mpi" in (settings.transport, settings.others):
+        transport = StagedTransport(over_mpi, cuda)
+    else:
+        transport = MpiCudaTransport(over_mpi)
+    staging = neighbours.sharing if settings.transport == "staged-shm" else neighbours.staging
+    if staging:
+        transport = StagedSharedTransport(job.memory, cuda, job.rank, staging, compiled.messages, transport)
     if settings.transport != "cuda-ipc":
-        return between, None
-    sharing = neighbours.sharing
-    return CudaIpcTransport(
-        job.memory, devices, cuda, job.rank, sharing, compiled.messages, between
-    ), devices.empty
+        return transport, None
+    near = CudaIpcTransport(
+        job.memory, devices, cuda, job.rank, neighbours.sharing, compiled.messages, transport
+    )
+    return near, devices.empty
 
 
 def _device_buffers(
@@ -409,8 +423,9 @@ def _device_bytes(
     """What a program's messages need on a device beside its buffers, and of pinned host memory."""
     chunk_bytes = shape.chunk_elements * inside.bytes
     near = neighbours.sharing[rank] if settings.transport == "cuda-ipc" else ()
+    through_shared = set(neighbours.around(rank)) - set(near)
     copied = settings.buffers == "private" and not shape.padded and inside == dtype
-    rooms, staged = [], []
+    rooms, staged, shared = [], [], []
     for op in compiled.plans[rank].operations:
         extent = op.src if op.kind == "send" else op.dst
         if op.kind not in ("send", "recv") or extent is None:
@@ -419,13 +434,18 @@ def _device_bytes(
         if op.frames and codec is not None:
             sizes = frame_sizes(codec, inside, shape.chunk_elements)
             nbytes = sizes.stride + (extent[2] - 1) * sizes.most
-        if op.peer not in near:
+        if op.peer in through_shared:
+            if op.kind == "send":  # the receiver uses the sender's slots
+                shared.append(nbytes)
+        elif op.peer not in near:
             staged.append(nbytes)
         elif op.kind == "send" and copied and extent[0] in "io":
             rooms.append(nbytes)
     pieces = 8 * PIECE_BYTES if settings.transport == "cuda-ipc" else 0  # each is rounded up
     through_host = "staged-mpi" in (settings.transport, settings.others)
-    return room_bytes(rooms) + pieces, pinned_bytes(staged, slots(staged)) if through_host else 0
+    pinned = pinned_bytes(shared, slots(shared))
+    pinned += pinned_bytes(staged, slots(staged)) if through_host else 0
+    return room_bytes(rooms) + pieces, pinned
 
 
 def _check_memory(

@@ -22,7 +22,7 @@ class Settings:
     warmup: int
     checks: int  # runs whose result is compared; 0: no check
     device: str  # "host" | "cuda"
-    transport: str  # "shm" | "mpi" | "cuda-ipc" | "mpi-cuda" | "staged-mpi"
+    transport: str  # "shm" | "mpi" | "cuda-ipc" | "staged-shm" | "nccl" | "mpi-cuda" | "staged-mpi"
     buffers: str  # "private" | "shared": whether the collective's buffers lie in memory that other ranks read
     pace: bool  # between nodes, of messages in host memory
     accumulate: str  # "type" | "float32": in which 16-bit floats are reduced on their way
@@ -35,4 +35,6 @@ class Settings:
     )
     codec_at: str = "collective"  # "collective": once from source to destination, "hop": at every hop
     recode: bool = False  # partial sums may be coded at every hop
-    others: str = "mpi"  # beside "shm" and "cuda-ipc": how messages reach the ranks that these do not
+    others: str = (
+        "mpi"  # beside "shm", "cuda-ipc" and "staged-shm": how messages reach the ranks that these do not
+    )

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from taccl.errors import EnvironmentProblem
 from taccl.runtime.codec_thread import Coder
 from taccl.runtime.codecs import Codec, ErrorFeedback
 from taccl.runtime.coded import Coding, coded
-from taccl.runtime.compile import Plan, compile_ranks
+from taccl.runtime.compile import Plan, compile_ranks, in_rounds
 from taccl.runtime.device_frames import DeviceFrames, DeviceLosses, work_bytes
 from taccl.runtime.dtypes import DType, combiner, divide
 from taccl.runtime.executor import Executor
@@ -37,6 +38,8 @@ class Compiled:
     inplace: bool
     plans: Mapping[int, Plan]  # by rank
     messages: tuple[tuple[int, ...], ...]  # from each rank to each
+    # Of messages (source, target, tag) that go in rounds their rounds, as `compile.in_rounds` has them.
+    rounds: Mapping[tuple[int, int, int], int] = field(default_factory=dict)
 
 
 def compile_program(
@@ -47,10 +50,12 @@ def compile_program(
     order: Trace | None = None,
     nodes: Sequence[int] | None = None,
     coding: Coding | None = None,
+    held: Callable[[int, int], bool] | None = None,
 ) -> Compiled:
     """Compile for the wanted ranks. In place, input and output are views of one memory where the collective
     says so. nodes: of each rank its node, where messages between nodes are paced. coding: which messages are
-    frames; then raises UsageError as `coded` does."""
+    frames; then raises UsageError as `coded` does. held: whether messages from one rank to another go in rounds; raises
+    EnvironmentProblem where the program hangs when a send waits for its receive, and they cannot."""
     order = trace(program) if order is None else order
     views = {r: pair for r, pair in enumerate(collective.inplace) if pair is not None} if inplace else {}
     rewrite = (
@@ -58,7 +63,16 @@ def compile_program(
         if coding is None
         else functools.partial(coded, coding=coding, collective=collective, inplace=views)
     )
-    plans = compile_ranks(program, order, views, wanted, nodes, rewrite)
+    everyone = range(program.ranks)
+    plans = compile_ranks(program, order, views, wanted if held is None else everyone, nodes, rewrite)
+    rounds: Mapping[tuple[int, int, int], int] | None = {}
+    if held is not None:
+        rounds = in_rounds(plans, plans[0].direct, held)
+        plans = [plans[rank] for rank in wanted]
+    if rounds is None:
+        raise EnvironmentProblem(
+            f"{program.name} hangs when a send waits for its receive, as it does with NCCL; take another transport"
+        )
     messages = [[0] * program.ranks for _ in range(program.ranks)]
     for (rank, tb, _), tag in order.send_tag.items():
         peer = program.gpus[rank].threadblocks[tb].send
@@ -66,7 +80,7 @@ def compile_program(
     # The values of a message of frames may be a message of their own.
     times = 2 if coding is not None and coding.near is not None else 1
     counts = tuple(tuple(times * count for count in row) for row in messages)
-    return Compiled(program, collective, inplace, {plan.rank: plan for plan in plans}, counts)
+    return Compiled(program, collective, inplace, {plan.rank: plan for plan in plans}, counts, rounds)
 
 
 @dataclass(frozen=True, slots=True)

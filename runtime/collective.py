@@ -76,8 +76,12 @@ class BoundCollective:
             lambda: compile_program(
                 loaded.program, collective, inplace, [job.rank], loaded.order,
                 neighbours.nodes if reach is None else None, coding,
+                None if neighbours.nccl is None else neighbours.apart,
             ),
         )  # fmt: skip
+        self._nccl = neighbours.nccl
+        if self._nccl is not None:
+            self._nccl.connect(job, {(source, target) for source, target, _ in compiled.rounds})
         self._job = job
         self._coder = None if codec is None or reach is not None else CodecThread()
         chunk_bytes = shape.chunk_elements * dtype.bytes
@@ -119,6 +123,8 @@ class BoundCollective:
             ):  # other processes may have memory of this one open until they too have closed
                 self._job.control.Barrier()
                 del self._bound, self._transport
+        if self._nccl is not None:
+            self._nccl.close(self._job)
         if self._coder is not None:
             self._coder.close()
 

@@ -21,6 +21,7 @@ read it reads the sender's memory. The send is then done only after that operati
 
 from __future__ import annotations
 
+import heapq
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -279,6 +280,18 @@ def finishes(plans: Sequence[Plan], direct: bool = False) -> bool:
     This is the strictest behaviour that an MPI library may show (rendezvous for every length). direct: stricter,
     the send of a staged message is done only once the operation that uses it is.
     """
+    return in_rounds(plans, direct, lambda source, target: False) is not None
+
+
+def in_rounds(
+    plans: Sequence[Plan], direct: bool, held: Callable[[int, int], bool]
+) -> dict[tuple[int, int, int], int] | None:
+    """An order in which the plans run to the end, as `finishes` has it; None when they do not.
+
+    Messages of the pairs of ranks that are held go in rounds: a round has of each connection the first one that both
+    ends have started, once nothing but such messages is left to do. So what a message of a round needs is done with the
+    rounds before. Gives the round of each held message: (source, target, tag).
+    """
     index = {}  # (is receive, source, destination, tag) -> operation
     for plan in plans:
         for number, op in enumerate(plan.operations):
@@ -292,6 +305,11 @@ def finishes(plans: Sequence[Plan], direct: bool = False) -> bool:
     users: dict[tuple[int, int], tuple[int, int]] = {}  # operation that reads a sender's memory -> the send
     work = deque((plan.rank, n) for plan in plans for n, count in enumerate(missing[plan.rank]) if not count)
     left = sum(len(plan.operations) for plan in plans)
+    rounds: dict[tuple[int, int, int], int] = {}
+    waiting: defaultdict[tuple[int, int, int], list[int]] = defaultdict(
+        list
+    )  # connection -> tags of its messages
+    turn = 0
 
     def complete(rank: int, number: int) -> None:
         nonlocal left
@@ -301,27 +319,41 @@ def finishes(plans: Sequence[Plan], direct: bool = False) -> bool:
             if not missing[rank][later]:
                 work.append((rank, later))
 
-    while work:
-        rank, number = work.popleft()
-        op = plans[rank].operations[number]
-        if op.kind not in ("send", "recv"):
-            complete(rank, number)
-            if (rank, number) in users:
-                complete(*users[rank, number])
-            continue
-        started.add((rank, number))
-        ends = (op.peer, rank, op.tag) if op.kind == "recv" else (rank, op.peer, op.tag)
-        key = (op.kind != "recv", *ends)
-        other = index[key]
-        if other not in started:
-            continue
-        send, receive = ((rank, number), other) if op.kind == "send" else (other, (rank, number))
+    def match(source: int, target: int, tag: int) -> None:
+        send, receive = index[False, source, target, tag], index[True, source, target, tag]
         complete(*receive)
         if direct and staged(plans[receive[0]].operations[receive[1]]):
             users[receive[0], receive[1] + 1] = send
         else:
             complete(*send)
-    return left == 0
+
+    while True:
+        while work:
+            rank, number = work.popleft()
+            op = plans[rank].operations[number]
+            if op.kind not in ("send", "recv"):
+                complete(rank, number)
+                if (rank, number) in users:
+                    complete(*users[rank, number])
+                continue
+            started.add((rank, number))
+            ends = (op.peer, rank, op.tag) if op.kind == "recv" else (rank, op.peer, op.tag)
+            key = (op.kind != "recv", *ends)
+            if index[key] not in started:
+                continue
+            source, target, tag = ends
+            if held(source, target):
+                heapq.heappush(waiting[source, target, op.channel], tag)
+            else:
+                match(source, target, tag)
+        if not waiting:
+            return rounds if left == 0 else None
+        for (source, target, _), tags in list(waiting.items()):
+            tag = heapq.heappop(tags)
+            rounds[source, target, tag] = turn
+            match(source, target, tag)
+        turn += 1
+        waiting = defaultdict(list, {line: tags for line, tags in waiting.items() if tags})
 
 
 def staged(op: Operation) -> bool:

@@ -17,6 +17,7 @@ from typing import Any
 from taccl.runtime import mpi
 
 TIMEOUT_S = 60.0
+DEVICE_CHECKS = ("cuda ipc", "pinned shared memory", "nccl", "cuda-aware mpi")
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,28 +153,58 @@ def _gpu() -> list[Check]:
         reason = "there is no usable GPU"
         return [
             Check("gpu", False, why or "CuPy lists no device", advice),
-            Check("cuda ipc", False, reason, "nothing to do before there is a GPU"),
-            Check("cuda-aware mpi", False, reason, "nothing to do before there is a GPU"),
+            *(Check(name, False, reason, "nothing to do before there is a GPU") for name in DEVICE_CHECKS),
         ]
     assert document is not None
     listed = Check("gpu", True, f"CuPy {document['cupy']}: {', '.join(devices)}")
     aware, detail = mpi_takes_device_memory()
     advice = "device memory goes through pinned host memory (staged-mpi); an MPI built for CUDA avoids that"
-    return [listed, _ipc(), Check("cuda-aware mpi", aware, detail, advice)]
+    return [listed, _ipc(), _pinned(), _nccl(), Check("cuda-aware mpi", aware, detail, advice)]
+
+
+def _two_ranks(probe: str) -> tuple[dict[str, Any] | None, str]:
+    """What a probe of two ranks says, or why it says nothing good."""
+    path = mpi.mpiexec()
+    if path is None:
+        return None, "there is no mpiexec to try it with"
+    document, why = child([path, "-n", "2", *_probe(probe)])
+    if document is None:
+        return None, why
+    if document["why_not"] or document["ranks"] != 2:
+        return None, str(document["why_not"]) or "no second rank was started"
+    return document, ""
 
 
 def _ipc() -> Check:
-    advice = "ranks of a node exchange device memory through MPI instead"
-    path = mpi.mpiexec()
-    if path is None:
-        return Check("cuda ipc", False, "there is no mpiexec to try it with", advice)
-    document, why = child([path, "-n", "2", *_probe("ipc")])
+    document, why = _two_ranks("ipc")
     if document is None:
-        return Check("cuda ipc", False, why, advice)
-    if document["why_not"] or document["ranks"] != 2:
-        return Check("cuda ipc", False, str(document["why_not"]) or "no second rank was started", advice)
+        return Check(
+            "cuda ipc",
+            False,
+            why,
+            "ranks of a node exchange device memory through pinned host memory instead",
+        )
     where = " and ".join(document["devices"])
     return Check("cuda ipc", True, f"two ranks read each other's device memory, on {where}")
+
+
+def _pinned() -> Check:
+    document, why = _two_ranks("pinned")
+    advice = (
+        "allow more locked memory (ulimit -l); ranks of a node exchange device memory through MPI instead"
+    )
+    if document is None:
+        return Check("pinned shared memory", False, why, advice)
+    return Check("pinned shared memory", True, "two ranks exchanged device memory through it (staged-shm)")
+
+
+def _nccl() -> Check:
+    document, why = _two_ranks("nccl")
+    if document is None:
+        return Check("nccl", False, why, "ranks of several nodes exchange device memory through MPI instead")
+    number = document["version"]  # 22703: 2.27.3
+    version = f"{number // 10000}.{number // 100 % 100}.{number % 100}"
+    return Check("nccl", True, f"NCCL {version} moved device memory between two ranks")
 
 
 def mpi_takes_device_memory() -> tuple[bool, str]:

@@ -91,6 +91,7 @@ def select(local_rank: int) -> int:
 
 NOT_READY = 600  # cudaErrorNotReady
 ANY_WAY = 4  # cudaMemcpyDefault: the addresses say which way
+PORTABLE = 1  # cudaHostRegisterPortable: pinned for every device of the process
 
 
 class Cuda:
@@ -149,6 +150,20 @@ class Cuda:
     def pinned(self, nbytes: int) -> Array:
         """(nbytes,) uint8 host memory that the device copies from and to at full speed."""
         return np.frombuffer(self.xp.cuda.alloc_pinned_memory(max(nbytes, 1)), np.uint8, nbytes)
+
+    def register(self, array: Array) -> None:
+        """Pin host memory that exists already, whole pages of it, as `pinned` memory is. Raises EnvironmentProblem
+        where the device or the limit of locked memory does not allow it."""
+        try:
+            self.runtime.hostRegister(address(array), array.nbytes, PORTABLE)
+        except self.runtime.CUDARuntimeError as error:
+            raise EnvironmentProblem(
+                f"{array.nbytes} bytes of shared memory cannot be pinned: {error}"
+            ) from error
+
+    def unregister(self, array: Array) -> None:
+        """Give up what `register` did, when no copy from or to the memory is under way."""
+        self.runtime.hostUnregister(address(array))
 
     def upload(self, target: Any, source: Array) -> None:
         """Copy host bytes to the device; done when it returns."""

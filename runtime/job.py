@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -26,6 +26,9 @@ from taccl.runtime.bind import Bound
 from taccl.runtime.codec_thread import Pauses
 from taccl.runtime.guard import Guard
 from taccl.synth.program import Program
+
+if TYPE_CHECKING:
+    from taccl.runtime.nccl_ranks import NcclRanks
 
 T = TypeVar("T")
 
@@ -43,6 +46,18 @@ class Neighbours:
     sharing: tuple[tuple[int, ...], ...]
     why_not: str
     devices: tuple[str, ...] = ()  # of each rank its device's name on the host, where buffers are on devices
+    # Of each rank those that it reaches by staged-shm only, itself among them, beside those that it shares memory with.
+    staging: tuple[tuple[int, ...], ...] = ()
+    nccl: NcclRanks | None = None  # the communicator of all ranks, where messages go over NCCL
+
+    def apart(self, source: int, target: int) -> bool:
+        """Whether messages from one rank to another go through no memory of a node."""
+        return target not in self.around(source)
+
+    def around(self, rank: int) -> tuple[int, ...]:
+        """The ranks that a rank reaches through memory of its node, itself among them."""
+        staged = self.staging[rank] if self.staging else ()
+        return tuple(sorted({*self.sharing[rank], *staged}))
 
     @property
     def near(self) -> tuple[int, ...]:

@@ -6,6 +6,8 @@
     mpiexec -n 2 python -m taccl.runtime.probe pair [BYTES...]    a checked exchange of host memory
     mpiexec -n 2 python -m taccl.runtime.probe cuda               the same with device memory
     mpiexec -n 2 python -m taccl.runtime.probe ipc                whether two ranks read each other's device memory
+    mpiexec -n 2 python -m taccl.runtime.probe pinned             whether they exchange it through pinned shared memory
+    mpiexec -n 2 python -m taccl.runtime.probe nccl               whether NCCL moves it between them
 
 Each prints one JSON document on stdout (of rank 0).
 """
@@ -104,11 +106,38 @@ def ipc() -> dict[str, object]:
     return {"why_not": found.why_not, "ranks": job.ranks, "devices": sorted(set(found.devices))}
 
 
+def pinned() -> dict[str, object]:
+    """Two ranks exchange device memory through pinned shared memory."""
+    from taccl.runtime.job import Job
+    from taccl.runtime.staged_trial import share_pinned
+
+    with Job(30.0) as job:
+        gpu.select(job.board.node_slot)
+        host = job.share_memory()
+        found = share_pinned(job, gpu.Cuda(gpu.load()), host.sharing, host.why_not)
+    return {"why_not": host.why_not or found.why_not, "ranks": job.ranks}
+
+
+def nccl() -> dict[str, object]:
+    """Two ranks move device memory by NCCL."""
+    from taccl.runtime.job import Job
+    from taccl.runtime.nccl_ranks import open_nccl
+
+    with Job(30.0) as job:
+        gpu.select(job.board.node_slot)
+        ranks, why = open_nccl(job, gpu.Cuda(gpu.load()))
+        version = 0 if ranks is None else ranks.version
+        if ranks is not None:
+            ranks.close(job)
+    return {"why_not": why, "ranks": job.ranks, "version": version}
+
+
 def main(what: str) -> None:
     """Print the JSON of one probe."""
     probes: dict[str, Callable[[], dict[str, object]]] = {
         "library": library, "gpu": devices, "shared": lambda: {"why_not": shared.try_out()},
-        "pair": lambda: exchange(False), "cuda": lambda: exchange(True), "ipc": ipc,
+        "pair": lambda: exchange(False), "cuda": lambda: exchange(True), "ipc": ipc, "pinned": pinned,
+        "nccl": nccl,
     }  # fmt: skip
     document = probes[what]()
     if mpi.launcher().rank == 0:

@@ -20,10 +20,10 @@ from typing import Any
 import numpy as np
 
 from taccl.errors import EnvironmentProblem
-from taccl.runtime.flags import IDLE, Control
+from taccl.runtime.flags import CONTROL_WORDS, IDLE, Control
 from taccl.runtime.shared import Place, SharedMemory, attach
 from taccl.runtime.streams import Lane
-from taccl.runtime.transport import Message, Transport, used_bytes
+from taccl.runtime.transport import OFFER_WORDS, Message, Transport, used_bytes
 
 SHORT_BYTES = 16 * 2**10  # up to here a second copy costs less than to wait for the receiver
 ORDERED_BYTES = 64 * 2**10  # up to here to look what came first costs more than to wait for one after another
@@ -111,11 +111,13 @@ class SharedMemoryTransport:
         return found
 
     def offer(self) -> np.ndarray[Any, Any]:
-        return np.array([*self._control.words(), self._others_sends], np.int64)
+        words = np.zeros(OFFER_WORDS, np.int64)
+        words[: CONTROL_WORDS + 1] = *self._control.words(), self._others_sends
+        return words
 
     def connect(self, offers: np.ndarray[Any, Any]) -> None:
         self._control.connect(offers)
-        self.buffered = not offers[:, 4].any()
+        self.buffered = not offers[:, CONTROL_WORDS].any()
         self._ends = list(self._parcels_to.items())
         self._others.connect(offers)
 

@@ -23,7 +23,7 @@ from taccl.runtime.codecs.codec import FrameError
 if TYPE_CHECKING:
     from taccl.runtime.streams import Lane
 
-OFFER_WORDS = 5  # int64 numbers that a rank tells all others when its sends are registered
+OFFER_WORDS = 9  # int64 numbers that a rank tells all others when its sends are registered
 HEAD_BYTES = 16  # of a sized message
 ALL_BITS = 2**64 - 1
 

@@ -10,7 +10,7 @@ import sys
 import numpy as np
 import runtime_programs as programs
 
-from taccl.runtime import cuda_ipc, gpu, staged
+from taccl.runtime import cuda_ipc, gpu, nccl, staged, staged_shm
 from taccl.runtime.bind import Bound, Buffers, buffer_elements, compile_program
 from taccl.runtime.codec_thread import Inline
 from taccl.runtime.codecs import CODECS, ErrorFeedback
@@ -20,6 +20,7 @@ from taccl.runtime.device_memory import DeviceMemory
 from taccl.runtime.dtypes import DTYPES
 from taccl.runtime.job import Job
 from taccl.runtime.layout import layout
+from taccl.runtime.nccl_ranks import open_nccl
 from taccl.runtime.semantics import collective_of
 from taccl.runtime.trace import trace
 from taccl.runtime.transports import MpiCudaTransport, MpiTransport
@@ -34,7 +35,15 @@ def make(job, cuda, how, compiled):
     devices = DeviceMemory(cuda)
     over_mpi = MpiTransport(job.MPI, job.data, 1)
     transport = MpiCudaTransport(over_mpi) if how == "direct" else staged.StagedTransport(over_mpi, cuda)
-    if how in ("staged", "direct"):
+    if how == "pinned":
+        everyone = [tuple(range(job.ranks))] * job.ranks
+        transport = staged_shm.StagedSharedTransport(
+            job.memory, cuda, job.rank, everyone, compiled.messages, transport
+        )
+    if how == "nccl":
+        RANKS.connect(job, {(source, target) for source, target, _ in compiled.rounds})
+        transport = nccl.NcclTransport(RANKS, cuda, job.rank, compiled.rounds, over_mpi)
+    if how in ("staged", "direct", "pinned", "nccl"):
         return transport, None
     sharing = [tuple(range(job.ranks))] * job.ranks if how == "shared" else [(0, 1), (0, 1), (2, 3), (2, 3)]
     found = cuda_ipc.CudaIpcTransport(
@@ -113,7 +122,8 @@ def one(job, how, program, elements, codec, dtype, op, links, feeds=False, hop=F
     collective = collective_of(program, order)
     op = op if collective.combining else None
     coding = Coding(NODES if links == "nodes" else None, codec.lossless, hop, recode=True)
-    compiled = compile_program(program, collective, False, [job.rank], order, None, coding)
+    held = (lambda source, target: True) if how == "nccl" else None
+    compiled = compile_program(program, collective, False, [job.rank], order, None, coding, held)
     shape = layout(collective, elements)
     lengths = buffer_elements(collective, shape, job.rank)
 
@@ -158,6 +168,10 @@ def one(job, how, program, elements, codec, dtype, op, links, feeds=False, hop=F
 with Job(20.0) as job:
     wrong, cases = {}, 0
     hows, only = sys.argv[1].split(","), sys.argv[2:]
+    gpu.select(job.board.node_slot)
+    if "nccl" in hows:
+        RANKS, why = open_nccl(job, gpu.Cuda(gpu.load()))
+        assert not why, why
     if only == ["damaged"]:
         only = ["broadcast"]
         spoil(job)
@@ -177,11 +191,13 @@ with Job(20.0) as job:
             continue
         add(how, "allgather", 8 * 531, "xw", "float32", None, "all")
         add(how, "allreduce", 8 * 300 + 5, "q8", "float32", "avg", "all", feeds=True)
-        if how in ("shared", "staged"):
+        if how in ("shared", "staged", "pinned", "nccl"):
             add(how, "alltoall", 8 * 531, "q8", "float32", None, "nodes")
             add(how, "broadcast", 8 * 300 + 3, "xw", "bfloat16", None, "all", hop=True)
             add(how, "broadcast", 8 * 300 + 3, "bf16-xw", "float32", None, "nodes")
             add(how, "allreduce", 8 * 300 + 3, "xw", "bfloat16", "max", "all")
+    if "nccl" in hows:
+        RANKS.close(job)
     names = json.dumps(sorted(wrong)).encode()
     record = np.zeros(4096, np.uint8)
     record[: len(names)] = np.frombuffer(names, np.uint8)

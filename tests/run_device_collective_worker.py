@@ -15,6 +15,7 @@ ELEMENTS = 2400
 
 with Job(20.0) as job:
     file, what = sys.argv[1:]
+    gpu.select(job.board.node_slot)
     cuda = gpu.Cuda(gpu.load())
     gradient, there = np.zeros(ELEMENTS, np.float32), cuda.xp.zeros(ELEMENTS, np.float32)
     owed, owes = ErrorFeedback(ELEMENTS), ErrorFeedback(ELEMENTS, cuda.xp)

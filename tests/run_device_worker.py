@@ -1,6 +1,7 @@
 """A rank that runs programs on devices, over the transports of sys.argv[1]: all programs, or those of sys.argv[2].
 
-"killed": rank 2 dies in the middle of a run. See test_run_devices.py.
+"killed": rank 2 dies in the middle of a run. "near-nccl": CUDA IPC between ranks 0 and 1. "three": of each pair of the
+three ranks another transport. See test_run_devices.py.
 """
 
 import json
@@ -11,18 +12,29 @@ import sys
 import numpy as np
 import runtime_programs as programs
 
-from taccl.runtime import check, cuda_ipc, gpu, staged
+from taccl.runtime import check, cuda_ipc, gpu, nccl, staged, staged_shm
 from taccl.runtime.bind import Bound, Buffers, compile_program
 from taccl.runtime.device_memory import DeviceMemory
 from taccl.runtime.device_trial import share_devices
 from taccl.runtime.dtypes import DTYPES
 from taccl.runtime.job import Job
 from taccl.runtime.layout import layout
+from taccl.runtime.nccl_ranks import open_nccl
 from taccl.runtime.semantics import collective_of
+from taccl.runtime.staged_trial import share_pinned
 from taccl.runtime.trace import trace
 from taccl.runtime.transports import MpiCudaTransport, MpiTransport
 
 TURNS = 3
+TWO_NODES = ((0, 1), (0, 1), (2,))
+# Which messages go over NCCL.
+HELD = {
+    "nccl": lambda source, target: True,
+    "nccl-unordered": lambda source, target: True,
+    "near-nccl": lambda source, target: 2 in (source, target),
+    "three": lambda source, target: {source, target} == {1, 2},
+    "three-killed": lambda source, target: {source, target} == {1, 2},
+}
 
 
 def on_device(cuda, make, host):
@@ -35,13 +47,13 @@ def one(job, how, program, elements, dtype, op, inplace=False):
     order = trace(program)
     collective = collective_of(program, order)
     op = op if collective.combining else None
-    compiled = compile_program(program, collective, inplace, [job.rank], order)
+    compiled = compile_program(program, collective, inplace, [job.rank], order, held=HELD.get(how))
     shape = layout(collective, elements)
     guarded = check.allocate(collective, shape, job.rank, dtype, inplace)
     host = guarded.buffers
     cuda = gpu.Cuda(gpu.load())
     devices = DeviceMemory(cuda)
-    make = devices.empty if how in ("shared", "mixed", "killed") else cuda.xp.empty
+    make = devices.empty if how not in ("private", "staged", "direct", "pinned", "nccl") else cuda.xp.empty
     check.fill(host, dtype, op, job.rank, job.ranks)
     if inplace:
         whole = on_device(cuda, make, guarded.raw[0])
@@ -53,8 +65,22 @@ def one(job, how, program, elements, dtype, op, inplace=False):
     transport, inside = staged.StagedTransport(MpiTransport(job.MPI, job.data, 1), cuda), None
     if how == "direct":
         transport = MpiCudaTransport(MpiTransport(job.MPI, job.data, 1))
-    if how in ("shared", "private", "mixed", "killed"):
-        sharing = NEIGHBOURS.sharing if how != "mixed" else ((0, 1), (0, 1), (2,))
+    if how in HELD:
+        pairs = [(source, target) for source, target, _ in compiled.rounds]
+        gpu.load().cuda.nccl.may_connect = True
+        RANKS.connect(job, pairs)
+        gpu.load().cuda.nccl.may_connect = False
+        rounds = compiled.rounds
+        if how == "nccl-unordered":  # each rank first sends
+            rounds = {key: 2 * turn + (key[1] == job.rank) for key, turn in rounds.items()}
+        transport = nccl.NcclTransport(RANKS, cuda, job.rank, rounds, transport.inner)
+    if how in ("pinned", "three", "three-killed"):
+        sharing = NEIGHBOURS.sharing if how == "pinned" else ((0, 2), (1,), (0, 2))
+        transport = staged_shm.StagedSharedTransport(
+            job.memory, cuda, job.rank, sharing, compiled.messages, transport
+        )
+    if how in ("shared", "private", "mixed", "three", "three-killed", "killed", "near-nccl"):
+        sharing = NEIGHBOURS.sharing if how in ("shared", "private", "killed") else TWO_NODES
         transport = cuda_ipc.CudaIpcTransport(
             job.memory, devices, cuda, job.rank, sharing, compiled.messages, transport
         )
@@ -66,7 +92,7 @@ def one(job, how, program, elements, dtype, op, inplace=False):
         if turn:
             check.fill(host, dtype, op, job.rank, job.ranks)
             cuda.upload(buffers.output, host.output)
-        if how == "killed" and job.rank == 2:
+        if how.endswith("killed") and job.rank == 2:
             bound.start()
             bound.executor.advance()
             os.kill(os.getpid(), signal.SIGKILL)
@@ -96,13 +122,19 @@ staged.SEGMENT_BYTES, staged.PINNED_BYTES = (
 )  # of some programs each message has one slot, of others more
 cuda_ipc.ARENA_BYTES = 4096
 
-with Job(20.0) as job:
+with Job(float(os.environ.get("DEADLINE", "20"))) as job:
+    gpu.select(job.board.node_slot)
     cuda = gpu.Cuda(gpu.load())
     NEIGHBOURS = share_devices(job, cuda, DeviceMemory(cuda), job.share_memory())
     assert NEIGHBOURS.sharing == (tuple(range(job.ranks)),) * job.ranks and not NEIGHBOURS.why_not
+    found = share_pinned(job, cuda, NEIGHBOURS.sharing, "")
+    assert found.sharing == NEIGHBOURS.sharing and not found.why_not
     wrong = {}
     cases = 0
     hows, only = sys.argv[1].split(","), sys.argv[2:]
+    if any(how in HELD for how in hows):
+        RANKS, why = open_nccl(job, cuda)
+        assert not why, why
 
     def add(how, name, *case):
         global cases
@@ -122,6 +154,8 @@ with Job(20.0) as job:
         add(how, "alltoall", programs.inplace_exchange(job.ranks), 2400, DTYPES["int64"], "sum", True)
     names = sorted(wrong)
     totals = job.reduce(np.array([wrong[name] for name in names]), "sum")
+    if any(how in HELD for how in hows):
+        RANKS.close(job)
     if job.rank == 0:
         bad = {name: int(total) for name, total in zip(names, totals, strict=True) if total}
         print(json.dumps({"cases": cases, "wrong": bad}))

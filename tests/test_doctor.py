@@ -14,8 +14,8 @@ from taccl.runtime import doctor, gpu, mpi, shared
 
 NAMES = {
     "python", "numpy", "ml_dtypes", "lxml", "pyyaml", "networkx", "ortools", "mpi library", "mpi wheels",
-    "mpiexec", "two ranks", "shared memory", "gpu", "cuda ipc", "cuda-aware mpi", "solver", "codec zstd",
-    "codec nvcomp-ans", "namespaces",
+    "mpiexec", "two ranks", "shared memory", "gpu", "cuda ipc", "pinned shared memory", "nccl",
+    "cuda-aware mpi", "solver", "codec zstd", "codec nvcomp-ans", "namespaces",
 }  # fmt: skip
 
 
@@ -73,13 +73,16 @@ def test_a_gpu_with_a_library_that_crashes_on_device_memory(monkeypatch):
         "gpu": ({"devices": ["Some GPU"], "why_not": "", "cupy": "14.2"}, ""),
         "library": ({"cuda_query": True}, ""),
         "ipc": ({"why_not": "", "ranks": 2, "devices": ["0000:10:00.0"]}, ""),
+        "pinned": ({"why_not": "", "ranks": 2}, ""),
+        "nccl": ({"why_not": "there is one GPU", "ranks": 2, "version": 0}, ""),
         "cuda": (None, "it ended with exit code 139 and said nothing"),
     }
     monkeypatch.setattr(mpi, "mpiexec", lambda: "mpiexec")
     monkeypatch.setattr(doctor, "child", lambda command: answers[command[-1]])
-    device, ipc, aware = doctor._gpu()
+    device, ipc, pinned, nccl, aware = doctor._gpu()
     assert device.ok and "Some GPU" in device.detail
     assert ipc.ok and "on 0000:10:00.0" in ipc.detail
+    assert pinned.ok and (nccl.ok, nccl.detail) == (False, "there is one GPU")
     answers["ipc"] = ({"why_not": "it is forbidden", "ranks": 2, "devices": []}, "")
     assert (doctor._ipc().ok, doctor._ipc().detail) == (False, "it is forbidden")
     assert not aware.ok and "the library says yes" in aware.detail and "139" in aware.detail

@@ -30,9 +30,9 @@ def on_double(host_kernels):
 
 def test_the_same_results_and_frames_as_on_the_host(on_double):
     """Every device transport, two nodes, frames of one length and others, sums, error feedback."""
-    ended = on_double(WORKER, "shared,mixed,staged,direct")
+    ended = on_double(WORKER, "shared,mixed,staged,direct,pinned,nccl", CUPY_DOUBLE_DEVICES="4")
     assert ended.code == 0, ended.err
-    assert json.loads(ended.out) == {"cases": 4 * 2 + 2 * 4, "wrong": []}
+    assert json.loads(ended.out) == {"cases": 6 * 2 + 4 * 4, "wrong": []}
 
 
 def test_streams_that_do_not_wait_are_found_out(on_double):
@@ -73,19 +73,24 @@ def test_run_reports_ratio_and_error(on_double, saved, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("what", "words"),
+    ("what", "words", "limits"),
     [
-        ("arrays", ""),
-        ("numpy", "rank 2: the arrays of other ranks are on a device, and those of this one are not"),
+        ("arrays", "", {}),
+        (
+            "arrays",
+            "",
+            {"CUPY_DOUBLE_IPC": "no", "CUPY_DOUBLE_REGISTER": "no", "CUPY_DOUBLE_DEVICES": "4"},
+        ),  # NCCL
+        ("numpy", "rank 2: the arrays of other ranks are on a device, and those of this one are not", {}),
     ],
 )
-def test_a_collective_on_arrays_of_cupy(on_double, tmp_path, what, words):
+def test_a_collective_on_arrays_of_cupy(on_double, tmp_path, what, words, limits):
     """The same bits as on arrays of numpy, and the same owed."""
     path = tmp_path / "allreduce.xml"
     what_to_make = ("-t", "fat-tree:1x4", "-c", "allreduce", "--size", "10KB", "--engine", "direct")
     line = ("-m", "taccl", "synth", *what_to_make)
     subprocess.run([sys.executable, *line, "-o", str(path)], check=True, capture_output=True)
-    ended = on_double(str(HERE / "run_device_collective_worker.py"), str(path), what)
+    ended = on_double(str(HERE / "run_device_collective_worker.py"), str(path), what, **limits)
     if not words:
         assert ended.code == 0, ended.err
         assert json.loads(ended.out) == {"wrong": 0}

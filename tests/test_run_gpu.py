@@ -16,12 +16,12 @@ pytestmark = [
 ]
 
 
-def run(tmp_path, name, *options):
-    """A program of four ranks: its JSON, which holds no wrong element."""
+def run(tmp_path, name, *options, ranks=4):
+    """A program: its JSON, which holds no wrong element."""
     path = tmp_path / "program.xml"
-    path.write_text(write_xml(programs.ALL[name](4, 2)))
+    path.write_text(write_xml(programs.ALL[name](ranks, 2)))
     line = ("run", str(path), "--device", "cuda", "-n", "2", "-w", "1", "--json", "-")
-    ended = taccl(4, *line, *options)
+    ended = taccl(ranks, *line, *options)
     assert ended.code == 0, ended.err
     document = json.loads(ended.out)
     wrong = [row["out_of_place"]["nwrong"] for row in document["results"]]
@@ -30,7 +30,8 @@ def run(tmp_path, name, *options):
 
 
 @pytest.mark.parametrize(
-    ("transport", "buffers"), [("cuda-ipc", "private"), ("cuda-ipc", "shared"), ("staged-mpi", "private")]
+    ("transport", "buffers"),
+    [("cuda-ipc", "private"), ("cuda-ipc", "shared"), ("staged-shm", "private"), ("staged-mpi", "private")],
 )
 @pytest.mark.parametrize("name", ["allgather", "allreduce"])
 def test_every_type_and_reduction(tmp_path, name, transport, buffers):
@@ -41,7 +42,7 @@ def test_every_type_and_reduction(tmp_path, name, transport, buffers):
     assert document["transport"] == transport
 
 
-@pytest.mark.parametrize("transport", ["cuda-ipc", "staged-mpi"])
+@pytest.mark.parametrize("transport", ["cuda-ipc", "staged-shm", "staged-mpi"])
 def test_long_messages(tmp_path, transport):
     """Of many segments, where they are staged."""
     run(tmp_path, "allreduce", "--transport", transport, "-b", "64M", "-e", "64M", "-n", "10", "-c", "3")
@@ -113,3 +114,21 @@ def test_coded_sums(tmp_path):
     assert ended.code == 0, ended.err
     rows = [row["out_of_place"] for row in json.loads(ended.out)["results"]]
     assert not any(row["nwrong"] for row in rows) and all(row["wire_ratio"] > 1.1 for row in rows)
+
+
+DEVICES = 0 if gpu.load() is None else gpu.load().cuda.runtime.getDeviceCount()
+
+
+@pytest.mark.skipif(DEVICES < 2, reason=f"NCCL wants a GPU for each rank, and there are {DEVICES}")
+@pytest.mark.parametrize("name", sorted(programs.ALL))
+def test_nccl(tmp_path, name):
+    sizes = ("-b", "1000", "-e", "64M", "-f", "64000", "-n", "10", "-c", "3")
+    assert run(tmp_path, name, "--transport", "nccl", *sizes, ranks=min(DEVICES, 4))["transport"] == "nccl"
+
+
+@pytest.mark.skipif(DEVICES != 1, reason=f"needs ranks that share a GPU, and there are {DEVICES}")
+def test_nccl_refuses_two_ranks_on_one_gpu(tmp_path):
+    path = tmp_path / "program.xml"
+    path.write_text(write_xml(programs.ALL["allgather"](2, 2)))
+    ended = taccl(2, "run", str(path), "--device", "cuda", "--transport", "nccl")
+    assert ended.code == 6 and "ranks 0 and 1 are on one GPU" in ended.err

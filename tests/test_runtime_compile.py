@@ -3,7 +3,7 @@
 import pytest
 import runtime_programs as programs
 
-from taccl.runtime.compile import Operation, Plan, compile_ranks, finishes
+from taccl.runtime.compile import Operation, Plan, compile_ranks, finishes, in_rounds
 from taccl.runtime.semantics import collective_of
 from taccl.runtime.trace import trace
 
@@ -80,6 +80,45 @@ def test_trial_sees_that_two_sends_before_two_receives_hang():
 @pytest.mark.parametrize("name", sorted(programs.ALL))
 def test_no_receive_waits_for_a_send_for_ever(name):
     assert finishes(plans(programs.ALL[name](5, 2)))
+
+
+@pytest.mark.parametrize("name", sorted(programs.ALL))
+def test_what_a_message_of_a_round_needs_is_done_with_earlier_rounds(name):
+    """So a rank that does its rounds in order waits for nobody who waits for it; a connection has one message each."""
+    found = plans(programs.ALL[name](5, 2))
+    rounds = in_rounds(found, found[0].direct, lambda source, target: (source + target) % 3 > 0)
+    ends = {}  # both ends of each message
+    for plan in found:
+        for number, op in enumerate(plan.operations):
+            if op.peer >= 0:
+                key = (plan.rank, op.peer, op.tag) if op.kind == "send" else (op.peer, plan.rank, op.tag)
+                ends.setdefault(key, []).append((plan.rank, number))
+    together = {end: both for both in ends.values() for end in both}
+    turn_of = {end: turn for key, turn in rounds.items() for end in ends[key]}
+    begun = {end: -1 for plan in found for end in ((plan.rank, n) for n in range(len(plan.operations)))}
+    changed = True
+    while changed:  # begun: the last round that must be over before an operation can end
+        changed = False
+        for rank, number in begun:
+            for before in found[rank].operations[number].predecessors:
+                need = max(begun[rank, before], turn_of.get((rank, before), -1))
+                for end in together.get((rank, number), [(rank, number)]):
+                    if begun[end] < need:
+                        begun[end], changed = need, True
+    assert rounds and all(begun[end] < turn for end, turn in turn_of.items())
+    lines = {
+        (*key[:2], found[rank].operations[number].channel, turn_of[rank, number])
+        for key, ((rank, number), _) in ends.items() if key in rounds
+    }  # fmt: skip
+    assert len(lines) == len(rounds)
+
+
+def test_messages_that_wait_for_each_other_have_no_rounds():
+    hanging = [
+        Plan(0, (message("send", 1), message("recv", 1, (0,))), 0),
+        Plan(1, (message("send", 0), message("recv", 0, (0,))), 0),
+    ]
+    assert in_rounds(hanging, False, lambda source, target: True) is None
 
 
 def test_predecessors_come_before():

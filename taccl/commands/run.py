@@ -12,6 +12,7 @@ import click
 from taccl.commands.completion import files, topologies
 from taccl.commands.options import Quantity
 from taccl.commands.run_data import read_data
+from taccl.commands.run_devices import DEVICE_TRANSPORTS
 from taccl.commands.run_prepare import prediction, predictor, prepare, with_transport
 from taccl.commands.run_report import calibrated, document, preamble, say_devices, write
 from taccl.program_file import collective_options
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from taccl.runtime.calibration import Calibration
     from taccl.runtime.job import Job
 
-TRANSPORTS = ("auto", "shm", "mpi", "cuda-ipc", "mpi-cuda", "staged-mpi")
+TRANSPORTS = ("auto", "shm", "mpi", *DEVICE_TRANSPORTS)
 DEADLINE_S = 30.0  # default; see bench.patience_s
 UNITS = {
     "": 1, "B": 1,
@@ -268,6 +269,8 @@ def _run(job: Job, options: dict[str, Any]) -> bool:
             text = table.line(row, name, ranks, settings.reference, predicted, table.codes(settings))
             print(text, file=out, flush=True)
             reports.append(calibrated(loaded, topology, row))
+    if neighbours.nccl is not None:
+        neighbours.nccl.close(job)
     measured = [found for row, _ in rows for found in row.modes.values()]
     bad = sum((found.wrong or 0) + found.outside for found in measured)
     speeds = [table.bandwidths(row, m, name, ranks)[1] for row, _ in rows for m in row.modes.values()]

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from taccl.commands.run_codecs import choose_codecs
-from taccl.errors import Diagnostic, EnvironmentProblem, InvalidInput, UsageError
+from taccl.commands.run_devices import DEVICE_TRANSPORTS, check_near, on_devices
+from taccl.errors import Diagnostic, InvalidInput, UsageError
 from taccl.streams import check_stdout
 
 if TYPE_CHECKING:
@@ -174,15 +175,14 @@ def _modes(options: dict[str, Any], loaded: Loaded) -> tuple[str, ...]:
 
 def _transport(asked: str, device: str, buffers: str) -> str:
     if device == "host":
-        if asked in ("cuda-ipc", "mpi-cuda", "staged-mpi"):
+        if asked in DEVICE_TRANSPORTS:
             raise UsageError(f"--transport {asked} moves device memory; give --device cuda")
         if buffers == "shared" and asked == "mpi":
             raise UsageError("--buffers shared is host memory of the transport shm")
         return asked
     if asked in ("mpi", "shm"):
-        raise UsageError(
-            f"--transport {asked} moves host memory; with --device cuda give cuda-ipc, mpi-cuda or staged-mpi"
-        )
+        known = f"{', '.join(DEVICE_TRANSPORTS[:-1])} or {DEVICE_TRANSPORTS[-1]}"
+        raise UsageError(f"--transport {asked} moves host memory; with --device cuda give {known}")
     if buffers == "shared" and asked not in ("auto", "cuda-ipc"):
         raise UsageError("--buffers shared with --device cuda is device memory of the transport cuda-ipc")
     return asked
@@ -195,56 +195,14 @@ def with_transport(job: Job, settings: Settings) -> tuple[Settings, Neighbours]:
     from taccl.runtime.host_transport import host_kind
 
     if settings.device == "cuda":
-        return _on_devices(job, settings)
+        return on_devices(job, settings)
     if settings.transport == "mpi":
         return settings, job.alone()
     found = job.share_memory()
     if settings.transport == "shm" or settings.buffers == "shared":
-        job.together("the choice of the transport", lambda: _check_near(job, settings, found, "shm"))
+        job.together("the choice of the transport", lambda: check_near(job, settings, found, "shm"))
     wanted = settings.transport == "shm" or settings.buffers == "shared"
     return dataclasses.replace(settings, transport="shm" if wanted else host_kind(found)), found
-
-
-def _on_devices(job: Job, settings: Settings) -> tuple[Settings, Neighbours]:
-    """CUDA IPC between ranks that reach each other's memory; to others MPI, where it takes device memory: rank 0 tries
-    that in child processes, because it may crash."""
-    from dataclasses import replace
-
-    import numpy as np
-
-    from taccl.runtime import gpu
-    from taccl.runtime.device_memory import DeviceMemory
-    from taccl.runtime.device_trial import share_devices
-    from taccl.runtime.doctor import mpi_takes_device_memory
-
-    cuda = gpu.Cuda(gpu.load())
-    found = share_devices(job, cuda, DeviceMemory(cuda), job.share_memory())
-    if settings.transport in ("mpi-cuda", "staged-mpi"):
-        alone = tuple((rank,) for rank in range(job.ranks))
-        return settings, replace(found, sharing=alone, why_not="")
-    shared = settings.transport == "cuda-ipc" or settings.buffers == "shared"
-    if shared:
-        job.together("the choice of the transport", lambda: _check_near(job, settings, found, "cuda-ipc"))
-    others = "staged-mpi"
-    if any(len(ranks) < job.ranks for ranks in found.sharing):
-        aware = job.rank == 0 and mpi_takes_device_memory()[0]
-        everyone = job.gather_bytes(np.array([aware], np.uint8), "the probe of device memory")
-        others = "mpi-cuda" if everyone[0, 0] else others
-    near = shared or any(len(ranks) > 1 for ranks in found.sharing)
-    return replace(settings, transport="cuda-ipc" if near else others, others=others), found
-
-
-def _check_near(job: Job, settings: Settings, found: Neighbours, name: str) -> None:
-    """Raise EnvironmentProblem when what was asked for by name cannot be."""
-    missing = len(found.sharing[job.rank]) < job.ranks
-    if found.why_not and missing and (settings.transport == name or len(found.sharing[job.rank]) == 1):
-        raise EnvironmentProblem(f"memory cannot be shared: {found.why_not}")
-    if settings.transport == name and missing:
-        rest = "MPI" if name == "shm" else "another transport"
-        own = "shared memory" if name == "shm" else "CUDA IPC"
-        raise EnvironmentProblem(
-            f"--transport {name} needs all ranks on one node; auto takes {own} within nodes and {rest} between them"
-        )
 
 
 def prediction(

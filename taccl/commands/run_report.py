@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from taccl.synth.program import Program
 
 
-NEAR = ("shm", "cuda-ipc")  # transports that reach some ranks only
+NEAR = ("shm", "cuda-ipc", "staged-shm")  # transports that reach some ranks only
 
 
 def say_devices(job: Job, settings: Settings, neighbours: Neighbours, verbose: bool) -> None:
@@ -30,33 +30,46 @@ def say_devices(job: Job, settings: Settings, neighbours: Neighbours, verbose: b
     for rank in range(job.ranks):
         if rank == job.rank:
             where = f" on {neighbours.devices[rank]}" if neighbours.devices else ""
-            say(f"taccl: rank {rank}: {_memory(settings)} buffers{where}, {_ways(job, settings, neighbours)}")
+            say(f"taccl: rank {rank}: {_memory(settings)} buffers{where}, {_how(job, settings, neighbours)}")
         job.barrier()
 
 
 def _names(settings: Settings, neighbours: Neighbours) -> str:
     """The transports that the job uses."""
-    everywhere = all(len(ranks) == len(neighbours.sharing) for ranks in neighbours.sharing)
-    if settings.transport not in NEAR or everywhere:
-        return settings.transport
-    return f"{settings.transport}+{settings.others}"
+    ranks = len(neighbours.sharing)
+    used = {name for rank in range(ranks) for name, _ in _ways(settings, neighbours, rank)}
+    order = (settings.transport, "staged-shm", settings.others)
+    return "+".join(name for name in dict.fromkeys(order) if name in used or name == settings.transport)
+
+
+def _ways(settings: Settings, neighbours: Neighbours, rank: int) -> list[tuple[str, list[int]]]:
+    """By which transports a rank reaches which peers."""
+    peers = [peer for peer in range(len(neighbours.sharing)) if peer != rank]
+    if settings.transport not in NEAR:
+        return [(settings.transport, peers)]
+    staging = neighbours.staging[rank] if neighbours.staging else ()
+    near = [peer for peer in peers if peer in neighbours.sharing[rank]]
+    staged = [peer for peer in peers if peer in staging and peer not in near]
+    rest = [peer for peer in peers if peer not in near and peer not in staged]
+    ways = ((settings.transport, near), ("staged-shm", staged), (settings.others, rest))
+    return [(name, ranks) for name, ranks in ways if ranks]
 
 
 def _memory(settings: Settings) -> str:
     return f"{settings.buffers} {settings.device}"
 
 
-def _ways(job: Job, settings: Settings, neighbours: Neighbours) -> str:
+def _how(job: Job, settings: Settings, neighbours: Neighbours) -> str:
     """By which transport this rank reaches which peers."""
-    near = [rank for rank in neighbours.sharing[job.rank] if rank != job.rank]
+    ways = _ways(settings, neighbours, job.rank) or [(settings.transport, [])]
     why = f" ({neighbours.why_not})" if neighbours.why_not else ""
-    if settings.transport not in NEAR or not near:
-        rest = settings.others if settings.transport in NEAR else settings.transport
-        return f"transport {rest} to every peer{why}"
-    if len(near) == job.ranks - 1:
-        return f"transport {settings.transport} to every peer"
-    ranks = f"rank{'s' * (len(near) > 1)} {', '.join(map(str, near))}"
-    return f"transport {settings.transport} to {ranks}, {settings.others} to the others{why}"
+    if len(ways) == 1:
+        best = ways[0][0] in ("shm", "cuda-ipc")
+        return f"transport {ways[0][0]} to every peer{'' if best else why}"
+    said = [
+        f"{name} to rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}" for name, ranks in ways[:-1]
+    ]
+    return f"transport {', '.join(said)}, {ways[-1][0]} to the others{why}"
 
 
 def preamble(
@@ -161,7 +174,7 @@ def document(
         "start_time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "args": sys.argv[1:],
         "env": {},
-        "nccl_version": None,
+        "nccl_version": None if neighbours.nccl is None else neighbours.nccl.version,
         "mpi": {"name": library.name, "version": library.version, "standard": list(library.standard)},
         "config": {
             "file": options["file"],

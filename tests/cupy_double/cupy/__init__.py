@@ -5,7 +5,7 @@ and MPI see only through `__cuda_array_interface__`. Nothing that is put on a st
 and do it late, in an order that is drawn by chance and that only the order within a stream, events and synchronisation
 bound. Fresh memory holds rubbish. So a dependency that is forgotten gives wrong data. Copies outside of memory that is
 allocated, pinned or open raise. Memory of `runtime.malloc` can be opened by other processes, once, and not by its own;
-at its end a process says on stderr what it has not freed or closed.
+at its end a process says on stderr what it has not freed, closed or unregistered.
 
 What can be asked for by environment variables:
 
@@ -13,6 +13,8 @@ What can be asked for by environment variables:
 - CUPY_DOUBLE_DEVICES: how many devices there are (1)
 - CUPY_DOUBLE_PEERS=no: a device does not reach the memory of another one
 - CUPY_DOUBLE_IPC=no: no memory can be exported
+- CUPY_DOUBLE_REGISTER=no: host memory cannot be pinned
+- CUPY_DOUBLE_NCCL=no, =hang, =wrong: there is no NCCL; it never begins; it brings wrong data
 - CUPY_DOUBLE_BYTES: free memory of a device
 - CUPY_DOUBLE_TYPES: what is reduced
 - CUPY_DOUBLE_KERNELS: the kernels of `RawModule`, compiled for the host (kernels_on_host.py)
@@ -23,10 +25,13 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import mmap
 import os
 import random
 import struct
 import sys
+import threading
+import time
 import types
 import weakref
 from collections import deque
@@ -65,6 +70,14 @@ class _Mark:
         self.queue, self.come = queue, False
 
 
+class Kernel:
+    """Work that ends only when others do theirs; what is behind it on its stream waits."""
+
+    def go_on(self):
+        """Do what can be done; whether it has ended."""
+        raise NotImplementedError
+
+
 _queues: dict[int, deque] = {0: deque()}
 
 
@@ -73,10 +86,12 @@ def _first_can_be_done(queue):
 
 
 def _do_first(queue):
+    if isinstance(queue[0], Kernel) and not queue[0].go_on():
+        return
     item = queue.popleft()
     if isinstance(item, _Mark):
         item.come = True
-    elif not isinstance(item, tuple):  # a wait that is over
+    elif not isinstance(item, tuple | Kernel):  # a wait that is over
         with np.errstate(all="ignore"):
             item()
 
@@ -94,6 +109,8 @@ def _finish(queue, until=None):
     while queue and not (until is not None and until.come):
         if isinstance(queue[0], tuple):
             _finish(queue[0][0].queue, queue[0][0])
+        if isinstance(queue[0], Kernel):
+            time.sleep(20e-6)
         _do_first(queue)
 
 
@@ -204,7 +221,8 @@ def alloc_pinned_memory(nbytes):
 _own = shared.SharedMemory()
 _allocated: dict[int, tuple[np.ndarray, int]] = {}
 _opened: dict[int, tuple[np.ndarray, bytes]] = {}
-_device = 0
+_registered: set[int] = set()
+_of_thread = threading.local()
 
 
 def _malloc(size):
@@ -213,7 +231,7 @@ def _malloc(size):
     array = _own.empty(size, np.uint8)
     array[:] = RUBBISH
     first = _register(array, "malloc")
-    _allocated[first] = array, _device
+    _allocated[first] = array, _get_device()
     return first
 
 
@@ -241,7 +259,7 @@ def _open_handle(handle, flags=1):
         raise CUDARuntimeError(201)
     if any(known == handle for _, known in _opened.values()):
         raise CUDARuntimeError(208)
-    if device != _device and SETTINGS("CUPY_DOUBLE_PEERS") == "no":
+    if device != _get_device() and SETTINGS("CUPY_DOUBLE_PEERS") == "no":
         raise CUDARuntimeError(217)
     array = shared.attach(process, fd, token, size, write=True)[:size]
     first = _register(array, "opened")
@@ -265,10 +283,31 @@ def _copy_async(target, source, nbytes, kind, stream):
     _go_on()
 
 
+def _host_register(address, nbytes, flags):
+    """Memory that is not registered, copies refuse: CUDA copies it too, but not asynchronously."""
+    if SETTINGS("CUPY_DOUBLE_REGISTER") == "no":
+        raise CUDARuntimeError(801)
+    if address in _registered:
+        raise CUDARuntimeError(712)
+    assert flags == 1 and address % mmap.PAGESIZE == 0
+    assert nbytes % mmap.PAGESIZE == 0
+    _registered.add(address)
+    _memory[address] = nbytes, "registered"
+
+
+def _host_unregister(address):
+    _registered.remove(address)
+    del _memory[address]
+
+
+def _get_device():
+    """The current device belongs to the thread."""
+    return getattr(_of_thread, "device", 0)
+
+
 def _set_device(ordinal):
-    global _device
     assert 0 <= ordinal < DEVICES
-    _device = ordinal
+    _of_thread.device = ordinal
 
 
 class Device:
@@ -281,20 +320,26 @@ class Device:
 
 @atexit.register
 def _report():
-    if _allocated or _opened:
-        print(f"cupy double: {len(_allocated)} pieces not freed, {len(_opened)} not closed", file=sys.stderr)
+    left = {"not freed": _allocated, "not closed": _opened, "still registered": _registered}
+    if any(left.values()):
+        said = ", ".join(f"{len(pieces)} {how}" for how, pieces in left.items())
+        print(f"cupy double: pieces of memory: {said}", file=sys.stderr)
+    if _nccl.left():
+        print("cupy double: a communicator was neither destroyed nor aborted", file=sys.stderr)
 
 
 runtime = types.SimpleNamespace(
     CUDARuntimeError=CUDARuntimeError,
     getDeviceCount=lambda: DEVICES,
-    getDevice=lambda: _device,
+    getDevice=_get_device,
     setDevice=_set_device,
     deviceGetPCIBusId=lambda ordinal: f"0000:{ordinal + 16:02X}:00.0",
     getDeviceProperties=lambda ordinal: {"name": b"Double"},
     memGetInfo=lambda: (_free_bytes(), _free_bytes()),
     malloc=_malloc,
     free=_free,
+    hostRegister=_host_register,
+    hostUnregister=_host_unregister,
     memcpyAsync=_copy_async,
     eventQuery=_event_query,
     ipcGetMemHandle=_get_handle,
@@ -311,6 +356,12 @@ cuda = types.SimpleNamespace(
     get_current_stream=lambda: _current[-1],
     runtime=runtime,
 )
+
+
+# After all that it uses.
+from cupy import _nccl  # noqa: E402
+
+cuda.nccl = _nccl
 
 
 def get_default_memory_pool():
@@ -357,7 +408,7 @@ class ndarray:
         self.shape = (shape,) if isinstance(shape, int) else tuple(shape)
         (self.size,) = self.shape
         self.ndim, self.flags = 1, types.SimpleNamespace(c_contiguous=True)
-        self.device = types.SimpleNamespace(id=_device)
+        self.device = types.SimpleNamespace(id=_get_device())
         self.dtype = np.dtype(dtype)
         self.nbytes = self.size * self.dtype.itemsize
         self.data = MemoryPointer(_Pool(self.nbytes), 0) if memptr is None else memptr
