@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -61,13 +62,14 @@ PLAN = Plan(
 
 
 class Both:
-    """The same frame memory on the host and on a device, in memory that is zero before."""
+    """The same frame memory on the host and on a device, with the same rubbish in it before."""
 
     def __init__(self, cuda, name, dtype, count):
         codec, self.cuda, self.dtype, self.count = CODECS[name], cuda, DTYPES[dtype], count
         self.sizes = frame_sizes(codec, self.dtype, count)
-        self.host = FrameMemory(self.sizes, np.zeros(PLAN.slots * self.sizes.stride, np.uint8))
-        place = cuda.xp.zeros(PLAN.slots * self.sizes.stride, np.uint8)
+        self.host = FrameMemory(self.sizes, np.full(PLAN.slots * self.sizes.stride, 0xA5, np.uint8))
+        place = cuda.xp.empty(PLAN.slots * self.sizes.stride, np.uint8)
+        cuda.upload(place, self.host.data)
         self.device = DeviceFrames(cuda, PLAN, self.sizes, self.dtype, count, place)
         rng = np.random.default_rng(count)
         self.memory = {
@@ -138,6 +140,9 @@ def damage(rng, area, sized):
         frame[rng.integers(first, last)] = rng.choice([rng.integers(0, 256), 0, 1, 255])
     if where < 3 and first:
         reseal(frame, 1)
+    if where == 3:  # a header that means harm: fewer or more bytes than the tiles have
+        frame[16:24].view(np.uint64)[0] += np.uint64(16 * rng.integers(-1, 2) % 2**64)
+        frame[60:64].view(np.uint32)[0] = zlib.crc32(frame[:60].tobytes())
 
 
 @pytest.mark.parametrize("name", ["q8", "xw", "bf16-xw"])
