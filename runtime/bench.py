@@ -31,7 +31,7 @@ from taccl.runtime.bind import (
 from taccl.runtime.calibration import Message, Span, spans
 from taccl.runtime.codec_thread import CodecThread
 from taccl.runtime.codecs import Codec
-from taccl.runtime.coded import Coding
+from taccl.runtime.coded import PARTS, Coding
 from taccl.runtime.cuda_ipc import CudaIpcTransport, room_bytes
 from taccl.runtime.device_memory import PIECE_BYTES, DeviceMemory
 from taccl.runtime.dtypes import DType, inside_type
@@ -196,7 +196,8 @@ def _coding(codec: Codec, settings: Settings, neighbours: Neighbours, planned: P
     nodes = neighbours.nodes if settings.codec_links == "nodes" else None
     hops = None if planned is None else planned.hops
     near = neighbours.near if settings.codec_links == "nodes" and settings.transport == "shm" else None
-    return Coding(nodes, codec.lossless, settings.codec_at == "hop", settings.recode, hops, near)
+    parts = PARTS if hops is None and settings.device == "host" else 1
+    return Coding(nodes, codec.lossless, settings.codec_at == "hop", settings.recode, hops, near, parts)
 
 
 def _other(

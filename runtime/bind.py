@@ -77,8 +77,7 @@ def compile_program(
     for (rank, tb, _), tag in order.send_tag.items():
         peer = program.gpus[rank].threadblocks[tb].send
         messages[rank][peer] = max(messages[rank][peer], tag + 1)
-    # The values of a message of frames may be a message of their own.
-    times = 2 if coding is not None and coding.near is not None else 1
+    times = 1 if coding is None else coding.tags
     counts = tuple(tuple(times * count for count in row) for row in messages)
     return Compiled(program, collective, inplace, {plan.rank: plan for plan in plans}, counts, rounds)
 

@@ -28,12 +28,14 @@ from itertools import groupby
 
 from taccl.errors import CheckFailed, UsageError
 from taccl.runtime.compile import Cell, Frame, Hazards, Operation, Plan, Range
+from taccl.runtime.parts import in_parts
 from taccl.runtime.shared_values import Key, shared_values
 from taccl.synth.coding.plan import Hop
 from taccl.synth.collective import Collective
 
 _Result = tuple[int, int, int]  # rank, its operation that makes the sum, chunk
 
+PARTS = 4  # of a message, where no plan says what is coded and chunks are in host memory
 WRONG_PLAN = "the coding plan is wrong"
 
 
@@ -45,7 +47,7 @@ class Coding:
     and decoded by itself, the baseline that relays and sums are compared with. recode: partial sums with coded parts
     may be coded again. hops: instead of nodes exactly these, in chunks of the program's collective, where "reduce" is
     a sum that is not complete yet and "copy" is whatever else travels. near: of each rank the first one that it shares
-    memory with, where those decode for each other.
+    memory with, where those decode for each other. parts: that a message of several chunks is cut into at most.
     """
 
     nodes: tuple[int, ...] | None
@@ -54,6 +56,12 @@ class Coding:
     recode: bool = False
     hops: frozenset[Hop] | None = None
     near: tuple[int, ...] | None = None
+    parts: int = 1
+
+    @property
+    def tags(self) -> int:
+        """For each message of the program."""
+        return self.parts * (1 if self.near is None else 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +93,14 @@ def coded(
     hops that contradict one another or the program.
     """
     early: set[_Result] = set()
+    sends = [Counter(op.peer for op in plan.operations if op.kind == "send") for plan in plans]
     shared: dict[Key, bool] | None = None if coding.near is not None and not coding.hop else {}
+    if coding.parts > 1:
+        plans = in_parts(plans, coding.parts, coding.nodes)
     while True:
         ranks = [
-            _Rank(plan, coding, collective, inplace.get(plan.rank), early, shared or {}) for plan in plans
+            _Rank(plan, coding, collective, inplace.get(plan.rank), early, shared or {}, sends[plan.rank])
+            for plan in plans
         ]
         wire: dict[tuple[int, int, int], _Message] = {}
         steps = [rank.steps(wire) for rank in ranks]
@@ -122,7 +134,8 @@ def _check_all_sent(coding: Coding, ranks: Sequence[_Rank]) -> None:
 
 class _Rank:
     """One rank's rewrite. early: the results that are coded at once; late: those that should have been. shared: the
-    messages of frames that bring values, and whether they bring the frames too."""
+    messages of frames that bring values, and whether they bring the frames too. sends: messages of the program to each
+    rank."""
 
     def __init__(
         self,
@@ -132,6 +145,7 @@ class _Rank:
         inplace: tuple[int, int] | None,
         early: set[_Result],
         shared: Mapping[Key, bool],
+        sends: Mapping[int, int],
     ) -> None:
         self.old, self.rank, self.coding, self.early, self.shared = plan, plan.rank, coding, early, shared
         self.combining = collective.combining
@@ -144,7 +158,7 @@ class _Rank:
         self.areas: dict[tuple[Frame, ...], int] = {}
         self.slots = 0
         self.late: set[_Result] = set()
-        self.sends = Counter(op.peer for op in plan.operations if op.kind == "send")
+        self.sends = sends
         self.planned: set[tuple[int, int, int]] = set()  # source, destination, chunk of what hops have named
         for number, chunk in enumerate(collective.chunks):
             for rank, place in chunk.sources:
@@ -280,7 +294,7 @@ class _Rank:
         values = self._values(op.src)
         self._send_frames(op, values)
         self._into_memory(op.src, op)
-        tag = op.tag + self.sends[op.peer]  # these follow the program's own
+        tag = op.tag + self.sends[op.peer] * self.coding.parts  # these follow the program's own
         self._add("send", op, src=op.src, tag=tag)
         return _Message(True, tuple(values), tag)
 

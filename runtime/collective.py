@@ -14,7 +14,7 @@ from taccl.runtime.bench_settings import Settings
 from taccl.runtime.bind import Bound, Buffers, buffer_elements, compile_program
 from taccl.runtime.codec_thread import CodecThread
 from taccl.runtime.codecs import Codec, ErrorFeedback
-from taccl.runtime.coded import Coding
+from taccl.runtime.coded import PARTS, Coding
 from taccl.runtime.device_memory import DeviceMemory
 from taccl.runtime.dtypes import DTYPES, DType
 from taccl.runtime.host_transport import host_kind, host_transport
@@ -70,7 +70,9 @@ class BoundCollective:
             nodes, near = (neighbours.nodes, neighbours.near) if links == "nodes" else (None, None)
             hops = None if plan is None else plan.hops
             # On devices each rank decodes for itself; what would be quicker there is not known.
-            coding = Coding(nodes, codec.lossless, hops=hops, near=near if reach is None else None)
+            on_host = reach is None
+            parts = PARTS if on_host and hops is None else 1
+            coding = Coding(nodes, codec.lossless, hops=hops, near=near if on_host else None, parts=parts)
         compiled = job.together(
             "the compilation of the program",
             lambda: compile_program(

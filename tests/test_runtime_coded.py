@@ -134,6 +134,25 @@ def test_ranks_of_a_node_decode_for_each_other():
     assert [kinds(plan).count("decode") for plan in alone] == [0, 0, 2, 2, 2, 2]
 
 
+def test_messages_of_several_chunks_are_cut_into_parts():
+    # blocks of three chunks go from rank to rank in one message
+    gpu = (3, 6, 0, [(1, 1, 0, [("s", "i", 0, "i", 0, 3), ("r", "o", 3, "o", 3, 3)])])
+    other = (3, 6, 0, [(0, 0, 0, [("s", "i", 0, "i", 0, 3), ("r", "o", 0, "o", 0, 3)])])
+    program = programs.program("custom", 2, 3, [gpu, other])
+    collective = build("allgather", 2, 3)
+    plans = compile_ranks(program, trace(program), {}, range(2))
+    for plan in coded(plans, Coding(None, False, parts=2), collective, {}):
+        for kind, chunks in (("encode", [1, 2]), ("send", [1, 2]), ("recv", [1, 2])):
+            found = [op for op in plan.operations if op.kind == kind]
+            assert [len(op.frames) for op in found] == chunks
+            assert kind == "encode" or [op.tag for op in found] == [0, 1]
+        encodes, sends = (
+            [at for at, op in enumerate(plan.operations) if op.kind == kind] for kind in ("encode", "send")
+        )
+        # the first part goes when it is coded, the second one after it
+        assert [plan.operations[at].predecessors for at in sends] == [(encodes[0],), (sends[0], encodes[1])]
+
+
 def test_a_lossy_codec_refuses_a_ring_of_partial_sums():
     for program in (programs.ring_allreduce(3), programs.ring_reducescatter(4)):
         with pytest.raises(UsageError, match=r"partial sum with coded parts.*--engine direct.*--recode"):
@@ -162,13 +181,14 @@ def test_a_direct_allreduce_codes_contributions_once_and_the_result_once():
     codec=st.sampled_from(sorted(CODECS)),
     split=st.integers(0, 4),
     how=st.sampled_from(["each", "shared", "hop"]),
+    parts=st.integers(1, 3),
     op=st.sampled_from(["sum", "avg", "max"]),
 )
-def test_any_program_and_codec(name, ranks, partition, elements, codec, split, how, op):
+def test_any_program_and_codec(name, ranks, partition, elements, codec, split, how, parts, op):
     program, codec = programs.ALL[name](ranks, partition), CODECS[codec]
     nodes = None if split == 0 else tuple(min(rank // split, 1) for rank in range(ranks))
     near = nodes if how == "shared" and nodes is not None else None
-    coding = Coding(nodes, codec.lossless, how == "hop", recode=True, near=near)
+    coding = Coding(nodes, codec.lossless, how == "hop", recode=True, near=near, parts=parts)
     collective, shape, inputs = inputs_of(program, elements)
     if shape.block_elements == 0:
         return
