@@ -201,11 +201,11 @@ def at_rate(found: Asked, part: str, rate: str) -> None:
 def rows(running: Cluster, found: Asked, profile: Path, rate: str, size: str, collective: str) -> None:
     """Run and print a baseline on all types."""
     # A codec costs some hundred microseconds a frame here, so a chain must not be cut as finely as its messages alone
-    # want; longer chunks than these leave shared memory within a node.
-    chunks = max(64, size_bytes(size) // LARGEST_CHUNK)
-    cut = ("--partition", str(chunks)) if collective == "broadcast" else ()
+    # want. What messages alone do not want cut is cut for the codec, which then works while messages travel.
+    least, blocks = (64, 1) if collective == "broadcast" else (4, NODES * RANKS_PER_NODE)
+    chunks = str(max(least, size_bytes(size) // blocks // LARGEST_CHUNK))
     program = profile.parent / f"{collective}-{size}.json"
-    made(program, profile, collective, size, "--engine", ENGINES[collective], *cut)
+    made(program, profile, collective, size, "--engine", ENGINES[collective], "--partition", chunks)
     if found.stage:
         return
     for dtype in found.dtypes:
