@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from taccl.errors import CheckFailed, EnvironmentProblem, UsageError
+from taccl.profiles.topology import Topology
 from taccl.runtime import check, check_values, codecs, gpu
 from taccl.runtime.bench_checks import check_results, differs_uncoded, judge
 from taccl.runtime.bench_settings import RAW, Settings
@@ -63,6 +64,7 @@ class Loaded:
     order: Trace
     modes: tuple[str, ...]  # of MODES, those that it claims
     planned: Planned | None = None  # the coding plan of its file, where settings follow it
+    topology: Topology | None = None  # the cluster whose links it uses, where that is known
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +180,7 @@ def _rows(
                         mode: _measure_mode(
                             job, plain[mode] if how is None else mine[how][mode], shape, dtype, op, settings,
                             neighbours, _other(collective, shape, others.get(mode)), beside_mpi,
-                            codec, coder, source, plain[mode],
+                            codec, coder, source, plain[mode], loaded.topology,
                         )
                         for mode in settings.modes
                     }  # fmt: skip
@@ -246,6 +248,7 @@ def _measure_mode(
     coder: CodecThread | None,
     source: check_values.Source | None,
     plain: Compiled,
+    topology: Topology | None,
 ) -> Measurement:
     collective, inplace = compiled.collective, compiled.inplace
     if settings.deadline_s is None:
@@ -288,7 +291,8 @@ def _measure_mode(
     def bind(one: Compiled, on: Layout) -> Bound:
         noted = marks if settings.calibrate and one is compiled else None
         chunk_bytes = on.chunk_elements * inside.bytes
-        transport, own = transport_of(job, one, chunk_bytes, settings, neighbours, cuda, devices)
+        known = topology if settings.turns and one.program is compiled.program else None
+        transport, own = transport_of(job, one, chunk_bytes, settings, neighbours, cuda, devices, known)
         bound = job.together(
             "the binding of the program",
             lambda: Bound(
@@ -352,10 +356,13 @@ def transport_of(
     neighbours: Neighbours,
     cuda: gpu.Cuda | None,
     devices: DeviceMemory | None,
+    topology: Topology | None = None,
 ) -> tuple[Transport, Callable[[int, Any], Any] | None]:
     """The transport, and where the memory that the program needs inside comes from (None: anywhere)."""
     if cuda is None or devices is None:
-        return host_transport(job, compiled, chunk_bytes, neighbours, settings.transport, settings.pace)
+        return host_transport(
+            job, compiled, chunk_bytes, neighbours, settings.transport, settings.pace, topology
+        )
     over_mpi = MpiTransport(job.MPI, job.data, chunk_bytes)
     transport: Transport
     if neighbours.nccl is not None:

@@ -25,6 +25,7 @@ class Settings:
     transport: str  # "shm" | "mpi" | "cuda-ipc" | "staged-shm" | "nccl" | "mpi-cuda" | "staged-mpi"
     buffers: str  # "private" | "shared": whether the collective's buffers lie in memory that other ranks read
     pace: bool  # between nodes, of messages in host memory
+    turns: bool  # of paced ones, where a model of the cluster says whose they are
     accumulate: str  # "type" | "float32": in which 16-bit floats are reduced on their way
     reference: bool
     calibrate: bool = False  # note when the messages of the last run started and arrived

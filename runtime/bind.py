@@ -25,6 +25,7 @@ from taccl.runtime.gpu import Cuda
 from taccl.runtime.layout import Layout
 from taccl.runtime.trace import Trace, trace
 from taccl.runtime.transport import Transport
+from taccl.runtime.turns import MOST_MESSAGES
 from taccl.synth.collective import Collective
 from taccl.synth.program import Program
 
@@ -36,7 +37,8 @@ class Compiled:
     program: Program
     collective: Collective
     inplace: bool
-    plans: Mapping[int, Plan]  # by rank
+    order: Trace
+    plans: Mapping[int, Plan]  # by rank: of those wanted, or of all
     messages: tuple[tuple[int, ...], ...]  # from each rank to each
     # Of messages (source, target, tag) that go in rounds their rounds, as `compile.in_rounds` has them.
     rounds: Mapping[tuple[int, int, int], int] = field(default_factory=dict)
@@ -79,7 +81,10 @@ def compile_program(
         messages[rank][peer] = max(messages[rank][peer], tag + 1)
     times = 1 if coding is None else coding.tags
     counts = tuple(tuple(times * count for count in row) for row in messages)
-    return Compiled(program, collective, inplace, {plan.rank: plan for plan in plans}, counts, rounds)
+    # Turns are made from the plans of all ranks.
+    every = nodes is not None and len(order.send_tag) <= MOST_MESSAGES
+    kept = {plan.rank: plan for plan in plans if every or plan.rank in wanted}
+    return Compiled(program, collective, inplace, order, kept, counts, rounds)
 
 
 @dataclass(frozen=True, slots=True)

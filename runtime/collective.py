@@ -90,7 +90,7 @@ class BoundCollective:
         cuda = None
         if reach is None:
             self._transport, empty = host_transport(
-                job, compiled, chunk_bytes, neighbours, host_kind(neighbours)
+                job, compiled, chunk_bytes, neighbours, host_kind(neighbours), topology=loaded.topology
             )
         else:
             cuda = gpu.Cuda(gpu.load())

@@ -12,8 +12,8 @@ for their receive; if that hangs, every receive that has to wait for anything ge
 instead, after which nothing can hang that the trace did not.
 
 Between nodes messages compete for the uplinks, and there the program's order of sends is kept too: a send waits for
-the one before it on its connection, and for the steps that it depends on, be it for data or only for order. Where the
-trial says that the job would hang so, the data alone decide.
+the one before it on its connection, and for the steps that it depends on, be it for data or only for order. All of
+these come before it in the trace, so with receives that wait for nothing this cannot hang either.
 
 Where a transport lets a rank read what another one sends, staging memory is not needed: the operation that would
 read it reads the sender's memory. The send is then done only after that operation, so this too is tried first.
@@ -32,6 +32,7 @@ from taccl.synth.program import FIFO_DEPTH, Program, Step
 # Buffer "i" | "o" | "s" | "t" (staging), first chunk, chunks; or "f" (frames), first slot, slots.
 Range = tuple[str, int, int]
 Cell = tuple[str, int]
+Message = tuple[int, int, int]  # source, destination, tag
 
 # Above this many steps the symbolic trial of all ranks costs more than the extra staging it may save.
 TRIAL_STEPS = 200_000
@@ -95,7 +96,7 @@ def compile_ranks(
     nodes: Sequence[int] | None = None,
     rewrite: Callable[[list[Plan]], list[Plan]] | None = None,
 ) -> list[Plan]:
-    """The plans of the wanted ranks.
+    """The plans of the wanted ranks, or of all where they had to be made.
 
     inplace: for each rank whose input and output are views of one memory, their first chunks in it. nodes: of each
     rank its node; sends from one to another keep the program's order. None: no send does. rewrite: what is done to the
@@ -107,21 +108,20 @@ def compile_ranks(
     for rank, tb, number in order.order:
         steps[rank].append((tb, number))
 
-    def plan(rank: int, patient: bool, nodes: Sequence[int] | None) -> Plan:
+    def plan(rank: int, patient: bool) -> Plan:
         return _Compiler(program, order, rank, inplace.get(rank), patient, nodes).plan(steps[rank])
 
     if len(order.order) <= TRIAL_STEPS:
-        for kept in (None,) if nodes is None else (nodes, None):
-            plans = [plan(rank, True, kept) for rank in range(program.ranks)]
+        for patient in (True, False):
+            plans = [plan(rank, patient) for rank in range(program.ranks)]
             if rewrite is not None:
                 plans = rewrite(plans)
             for direct in (True, False):
                 if finishes(plans, direct):
-                    return [replace(plans[rank], direct=direct) for rank in wanted]
+                    return [replace(plan, direct=direct) for plan in plans]
     if rewrite is None:
-        return [plan(rank, False, None) for rank in wanted]
-    plans = rewrite([plan(rank, False, None) for rank in range(program.ranks)])
-    return [plans[rank] for rank in wanted]
+        return [plan(rank, False) for rank in wanted]
+    return rewrite([plan(rank, False) for rank in range(program.ranks)])
 
 
 class Hazards:
@@ -274,23 +274,29 @@ class _Compiler:
         return (buffer, first, step.count)
 
 
-def finishes(plans: Sequence[Plan], direct: bool = False) -> bool:
+def finishes(
+    plans: Sequence[Plan], direct: bool = False, waits: Mapping[Message, Sequence[Message]] | None = None
+) -> bool:
     """Whether all the plans together run to the end when a send is done only once its receive is posted.
 
     This is the strictest behaviour that an MPI library may show (rendezvous for every length). direct: stricter,
-    the send of a staged message is done only once the operation that uses it is.
+    the send of a staged message is done only once the operation that uses it is. waits: messages that begin only once
+    others, of any ranks, are sent.
     """
-    return in_rounds(plans, direct, lambda source, target: False) is not None
+    return in_rounds(plans, direct, lambda source, target: False, waits) is not None
 
 
 def in_rounds(
-    plans: Sequence[Plan], direct: bool, held: Callable[[int, int], bool]
+    plans: Sequence[Plan],
+    direct: bool,
+    held: Callable[[int, int], bool],
+    waits: Mapping[Message, Sequence[Message]] | None = None,
 ) -> dict[tuple[int, int, int], int] | None:
     """An order in which the plans run to the end, as `finishes` has it; None when they do not.
 
     Messages of the pairs of ranks that are held go in rounds: a round has of each connection the first one that both
     ends have started, once nothing but such messages is left to do. So what a message of a round needs is done with the
-    rounds before. Gives the round of each held message: (source, target, tag).
+    rounds before. Gives the round of each held message: (source, target, tag). waits: as in `finishes`.
     """
     index = {}  # (is receive, source, destination, tag) -> operation
     for plan in plans:
@@ -302,6 +308,14 @@ def in_rounds(
     missing = [[len(op.predecessors) for op in plan.operations] for plan in plans]
     successors = [followers([op.predecessors for op in plan.operations]) for plan in plans]
     started: set[tuple[int, int]] = set()
+    after: defaultdict[tuple[int, int], list[tuple[int, int]]] = defaultdict(
+        list
+    )  # sends that wait for a send
+    for (source, target, tag), earlier in (waits or {}).items():
+        rank, number = index[False, source, target, tag]
+        missing[rank][number] += len(earlier)
+        for source, target, tag in earlier:
+            after[index[False, source, target, tag]].append((rank, number))
     users: dict[tuple[int, int], tuple[int, int]] = {}  # operation that reads a sender's memory -> the send
     work = deque((plan.rank, n) for plan in plans for n, count in enumerate(missing[plan.rank]) if not count)
     left = sum(len(plan.operations) for plan in plans)
@@ -314,10 +328,10 @@ def in_rounds(
     def complete(rank: int, number: int) -> None:
         nonlocal left
         left -= 1
-        for later in successors[rank][number]:
-            missing[rank][later] -= 1
-            if not missing[rank][later]:
-                work.append((rank, later))
+        for whose, later in (*((rank, n) for n in successors[rank][number]), *after.get((rank, number), ())):
+            missing[whose][later] -= 1
+            if not missing[whose][later]:
+                work.append((whose, later))
 
     def match(source: int, target: int, tag: int) -> None:
         send, receive = index[False, source, target, tag], index[True, source, target, tag]

@@ -538,6 +538,8 @@ class Executor:
         if op.peer < 0:
             return f"threadblock {op.threadblock}, step {op.step} waits for its codec to {op.kind} frames"
         what = "a message from" if op.kind == "recv" else "its message to be received by"
+        if (held := self._messages[number].held) is not None and held():
+            what = "its turn on the way to"
         more = f" ({len(waiting) - 1} other messages are waited for too)" if len(waiting) > 1 else ""
         return (
             f"threadblock {op.threadblock}, step {op.step} waits for {what} rank {op.peer}, "

@@ -82,6 +82,7 @@ class Job:
             self.control = world.Dup()  # agreement, barriers, times
             self.data = world.Dup()  # the program's messages, whose tags are its own
             self.receipts = world.Dup()  # confirmations of messages, with the tags of these
+            self.notices = world.Dup()  # that a message's turn has come
             self.board = watchdog.Board(self.MPI, world)
             self.watchdog = watchdog.Watchdog(self.MPI, deadline_s, self.board, self.guard)
             self.guard.started(self.board.key)
@@ -114,6 +115,7 @@ class Job:
             self.control.Free()
             self.data.Free()
             self.receipts.Free()
+            self.notices.Free()
             self.guard.close(_exit_code(error))
         except BaseException as late:
             self._fail(late)

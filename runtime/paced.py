@@ -6,6 +6,9 @@ all others wait for gets an equal share like any other. So a message goes in seg
 and its receiver confirms each. A send is finished, for whatever waits for it, when little of what went to that peer is
 unconfirmed, as a send through a small socket buffer would be.
 
+Where the turns of messages are known (`runtime/turns.py`), a message begins once its gates are open. Whoever sees that
+an earlier one has come far enough says so by an empty message.
+
 Segments are short enough for an MPI library's eager protocol. Over TCP that matters by itself: UCX, under MPICH, moves
 messages of its rendezvous protocol between two ranks in one direction at a time, and halves the rate of an exchange.
 Open MPI sends up to 64 KB eagerly, its own header included; the rest of a longer message waits for an answer.
@@ -21,9 +24,11 @@ from typing import Any
 import numpy as np
 
 from taccl.runtime import mpi
+from taccl.runtime.gates import OWN, Gates, Progress
 from taccl.runtime.streams import Lane
 from taccl.runtime.transport import Message, Plain, used_bytes
 from taccl.runtime.transports import MpiTransport
+from taccl.runtime.turns import Key, Turns
 
 SEGMENT_BYTES = 64 << 10
 OPEN_MPI_SEGMENT_BYTES = 60 << 10  # and a header: less than 64 KB
@@ -38,14 +43,29 @@ class PacedTransport(Plain):
     """`inner` within a node and for short messages; segments with confirmations to the other nodes.
 
     nodes: of each rank its node. receipts: a communicator for confirmations alone, whose tags are those of `inner`.
+    turns: what messages between nodes wait for, the same on all ranks. notices: a communicator by which ranks tell each
+    other of it.
     """
 
     name = "mpi"
     idle = None
 
-    def __init__(self, MPI: Any, inner: MpiTransport, receipts: Any, nodes: Sequence[int]) -> None:
+    def __init__(
+        self,
+        MPI: Any,
+        inner: MpiTransport,
+        receipts: Any,
+        nodes: Sequence[int],
+        turns: Turns | None = None,
+        notices: Any = None,
+    ) -> None:
         self._mpi, self._inner, self._receipts, self._nodes = MPI, inner, receipts, nodes
-        self._here = nodes[receipts.Get_rank()]
+        self._rank = receipts.Get_rank()
+        self._here = nodes[self._rank]
+        self._gates, self._notices = Gates(self._rank, turns or {}), notices
+        self._gated: dict[Key, _Outgoing] = {}
+        self._progress: list[Progress] = []
+        self._words: list[Any] = []  # requests of the notices that this rank gives
         open_mpi = mpi.library(MPI).name == "Open MPI"
         self.segment_bytes = min(SEGMENT_BYTES, OPEN_MPI_SEGMENT_BYTES) if open_mpi else SEGMENT_BYTES
         self._peers: dict[int, _Peer] = {}
@@ -57,8 +77,10 @@ class PacedTransport(Plain):
         # alone: where these are of one use, it calls all finished and leaves the persistent ones before them active.
         self._once: list[Any] = []
 
-    def _plain(self, array: Any, peer: int) -> bool:
-        return self._nodes[peer] == self._here or int(array.nbytes) <= PLAIN_BYTES
+    def _plain(self, array: Any, peer: int, key: Key) -> bool:
+        if self._nodes[peer] == self._here:
+            return True
+        return int(array.nbytes) <= PLAIN_BYTES and key not in self._gates.involved
 
     def _segments(self, array: Any, tag: int) -> list[list[Any]]:
         """Buffers as MPI takes them."""
@@ -72,7 +94,8 @@ class PacedTransport(Plain):
         return [np.empty(0, np.uint8), 0, self._mpi.BYTE]
 
     def send(self, array: Any, peer: int, tag: int, sized: bool = False, lane: Lane | None = None) -> Message:
-        if self._plain(array, peer):
+        key = (self._rank, peer, tag)
+        if self._plain(array, peer, key):
             return self._inner.send(array, peer, tag, sized)
         buffers = self._segments(array, tag)
         segments = [self._inner.comm.Send_init(buffer, peer, tag) for buffer in buffers]
@@ -82,16 +105,45 @@ class PacedTransport(Plain):
         lengths = [buffer[1] for buffer in buffers]
         to = self._peers.setdefault(peer, _Peer())
         shorter = _Shorter(self._inner, array, peer, tag, self.segment_bytes) if sized else None
-        message = _Outgoing(self, to, segments, lengths, receipts, shorter)
-        return Message(self, message, message.start, free=message.free)
+        notices = [
+            self._notices.Recv_init(self._receipt(), teller, self._word(word))
+            for teller, word in self._gates.awaited[key]
+            if word != OWN
+        ]
+        gates = len(self._gates.awaited[key])
+        message = _Outgoing(self, to, segments, lengths, receipts, shorter, self._tells(key), gates, notices)
+        if gates:
+            self._gated[key] = message
+        return Message(self, message, message.start, free=message.free, held=message.held)
 
     def recv(self, array: Any, peer: int, tag: int, sized: bool = False, lane: Lane | None = None) -> Message:
-        if self._plain(array, peer):
+        key = (peer, self._rank, tag)
+        if self._plain(array, peer, key):
             return self._inner.recv(array, peer, tag, sized)
         segments = [self._inner.comm.Recv_init(buffer, peer, tag) for buffer in self._segments(array, tag)]
         receipts = [self._receipts.Send_init(self._receipt(), peer, tag) for _ in segments]
-        message = _Incoming(self, segments, receipts, array if sized else None)
+        message = _Incoming(self, segments, receipts, array if sized else None, self._tells(key))
         return Message(self, message, message.start, free=message.free)
+
+    def _word(self, tag: int) -> int:
+        """The tag of a notice. Raises EnvironmentProblem where the library has none such."""
+        self._inner.data(np.empty(0, np.uint8), tag)
+        return tag
+
+    def _tells(self, key: Key) -> Progress | None:
+        """What this rank tells of a message that it sees."""
+        words = [(part, self._tell(later, tag)) for part, later, tag in self._gates.told[key]]
+        if not words:
+            return None
+        self._progress.append(Progress(words))
+        return self._progress[-1]
+
+    def _tell(self, later: Key, tag: int) -> Callable[[], object]:
+        if tag == OWN:
+            return lambda: self._gated[later].open()
+        notice = self._notices.Send_init(self._receipt(), later[0], self._word(tag))
+        self._words.append(notice)
+        return functools.partial(self.start, notice)
 
     def start(self, request: Any, handler: Callable[[], None] | None = None) -> None:
         """Start a request; `handler` is called once it is finished."""
@@ -145,9 +197,16 @@ class PacedTransport(Plain):
     def begin(self) -> str:
         if not self._settled():
             return "for the other ranks to confirm what they received in the run before"
+        for message in self._gated.values():
+            message.close()
+        for progress in self._progress:
+            progress.begin()
         return self._inner.begin()
 
     def close(self) -> None:
+        for request in self._words:
+            request.Free()
+        self._words.clear()
         self._inner.close()
 
 
@@ -172,8 +231,8 @@ class _Outgoing:
     """A message to another node."""
 
     __slots__ = (
-        "_confirmed", "_count", "_handlers", "_lengths", "_port", "_receipts", "_segments", "_sent", "_shorter", "_to",
-        "done",
+        "_closed", "_confirmed", "_count", "_gates", "_handlers", "_lengths", "_notices", "_port", "_progress",
+        "_receipts", "_segments", "_sent", "_shorter", "_started", "_to", "done",
     )  # fmt: skip
 
     def __init__(
@@ -184,19 +243,47 @@ class _Outgoing:
         lengths: list[int],
         receipts: list[Any],
         shorter: _Shorter | None,
+        progress: Progress | None,
+        gates: int,
+        notices: list[Any],
     ) -> None:
         self._port, self._to, self._shorter = port, to, shorter
+        self._progress, self._gates, self._notices = progress, gates, notices
+        self._closed = 0  # gates
+        self._started = False
         self._segments, self._lengths, self._receipts = segments, lengths, receipts
         self._handlers = [functools.partial(self._on_receipt, slot) for slot in range(len(receipts))]
         self._count = len(segments)  # of this run
         self._sent = self._confirmed = 0
         self.done = False  # and the executor does not know it yet
 
+    def close(self) -> None:
+        """A run begins, with all gates closed."""
+        self._closed, self._started = self._gates, False
+
+    def open(self) -> None:
+        """One of the gates opens."""
+        self._closed -= 1
+        if self._started and not self._closed:
+            self._begin()
+
+    def held(self) -> bool:
+        """Whether it is started and waits for its gates."""
+        return self._started and self._closed > 0
+
     def start(self) -> None:
-        """Hand over the first segments."""
+        """Begin, or wait for the gates."""
         self._sent = self._confirmed = 0
         if self._shorter is not None:
             self._count = self._shorter.count()
+        self._started = True
+        for notice in self._notices:
+            self._port.start(notice, self.open)
+        if not self._closed:
+            self._begin()
+
+    def _begin(self) -> None:
+        """Hand over the first segments."""
         for slot in range(min(len(self._receipts), self._count)):
             self._hand_over(slot)
         self._to.look()
@@ -226,11 +313,13 @@ class _Outgoing:
             self._to.handed.remove(self)
             self.done = True
         self._to.look()
+        if self._progress is not None:
+            self._progress.reached(self._confirmed, self._count)
 
     def free(self) -> None:
         """Free the requests; the last run is over."""
         self._port.settle()
-        for request in (*self._segments, *self._receipts):
+        for request in (*self._segments, *self._receipts, *self._notices):
             request.Free()
 
 
@@ -259,9 +348,17 @@ class _Shorter:
 class _Incoming:
     """A message from another node; sized: its array, where its first segment says how many follow."""
 
-    __slots__ = ("_arrived", "_count", "_port", "_receipts", "_segments", "_sized", "done")
+    __slots__ = ("_arrived", "_count", "_port", "_progress", "_receipts", "_segments", "_sized", "done")
 
-    def __init__(self, port: PacedTransport, segments: list[Any], receipts: list[Any], sized: Any) -> None:
+    def __init__(
+        self,
+        port: PacedTransport,
+        segments: list[Any],
+        receipts: list[Any],
+        sized: Any,
+        progress: Progress | None,
+    ) -> None:
+        self._progress = progress
         self._port, self._segments, self._receipts, self._sized = port, segments, receipts, sized
         self._arrived = 0
         self._count = len(segments)
@@ -281,6 +378,8 @@ class _Incoming:
                 request.Start()
         self._port.start(self._receipts[self._arrived])
         self._arrived += 1
+        if self._progress is not None:
+            self._progress.reached(self._arrived, self._count)
         if self._arrived < self._count:
             self._port.follow(self._segments[self._arrived], self._on_segment)
         else:

@@ -71,6 +71,8 @@ class Message:
     arrived: Callable[[], bool] | None = None
     lies: Callable[[], Any] | None = None
     free: Callable[[], object] | None = None
+    # Whether it is started and waits for its turn on an uplink.
+    held: Callable[[], bool] | None = None
     # Of a receive in device memory: finished means that the last of its work is on the lane's stream and recorded.
     queued: bool = False
 

@@ -70,8 +70,8 @@ def _reach(job: Job, there: bool) -> tuple[Settings, Neighbours]:
 
     job.together("the check of the arrays", check)
     nothing = Settings(
-        (), (), (), (), 0, 0, 0, device="cuda", transport="auto", buffers="private", pace=True, accumulate="type",
-        reference=False,
+        (), (), (), (), 0, 0, 0, device="cuda", transport="auto", buffers="private", pace=True, turns=True,
+        accumulate="type", reference=False,
     )  # fmt: skip
     return with_transport(job, nothing)
 
@@ -104,4 +104,5 @@ def _prepare(job: Job, options: dict[str, Any]) -> tuple[Loaded, str | None, Cod
     if len(ops) > 1 or len(choice.names) > 1:
         raise UsageError("one reduction and one codec are used at a time")
     codec = None if choice.names == (RAW,) else CODECS[choice.names[0]]
-    return replace(loaded, planned=choice.plan), ops[0] if ops else None, codec, choice.links
+    found = replace(loaded, planned=choice.plan, topology=opened.topology)
+    return found, ops[0] if ops else None, codec, choice.links

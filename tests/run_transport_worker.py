@@ -1,14 +1,17 @@
 """A rank that runs programs over the transport of sys.argv[1]. See test_run_transports.py."""
 
 import gc
+import itertools
 import json
 import sys
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
 import runtime_programs as programs
 
-from taccl.runtime import check, paced, shm, transports
+from taccl.profiles.topology import Link, Port, Topology
+from taccl.runtime import check, paced, shm, transports, turns
 from taccl.runtime.bind import Bound, compile_program
 from taccl.runtime.dtypes import DTYPES
 from taccl.runtime.job import Job
@@ -21,7 +24,7 @@ def one(job, program, elements, dtype, op, how, inplace=False):
     order = trace(program)
     collective = collective_of(program, order)
     op = op if collective.combining else None
-    nodes = NODES if how == "paced" else None
+    nodes = NODES if how in PACED else None
     compiled = compile_program(program, collective, inplace, [job.rank], order, nodes)
     shape = layout(collective, elements)
     empty = job.memory.empty if how == "shared" else np.empty
@@ -36,9 +39,15 @@ def one(job, program, elements, dtype, op, how, inplace=False):
         node = NEIGHBOURS.sharing[job.rank] if how != "mixed" else (0, 1) if job.rank < 2 else (job.rank,)
         transport = shm.SharedMemoryTransport(job.memory, job.rank, node, compiled.messages, inner)
         inside = job.memory.empty
-    elif how == "paced":
+    elif how in PACED:
         inner = transports.MpiTransport(job.MPI, job.data, chunk_bytes)
-        transport = paced.PacedTransport(job.MPI, inner, job.receipts, NODES)
+        found = {}
+        if how == "turns":
+            found = turns.turns(
+                program, collective, order, compiled.plans, CLUSTER, NODES, chunk_bytes, paced.PLAIN_BYTES
+            )
+            GATES.update(gate.seen_by != key[0] for key, gates in found.items() for gate in gates)
+        transport = paced.PacedTransport(job.MPI, inner, job.receipts, NODES, found, job.notices)
     else:  # "large": every message is "too long", and is counted in chunks
         transport = inner = transports.MpiTransport(job.MPI, job.data, chunk_bytes, 8)
     bound = Bound(compiled, job.rank, shape, host, dtype, op, transport, np, inside)
@@ -58,8 +67,22 @@ if sys.argv[1] in SHM:
     shm.SHORT_BYTES, shm.PARCEL_BYTES = 64, 4096
 
 # Messages of a few KB go in many segments to the other node, the shortest as they are.
-paced.PLAIN_BYTES, paced.SEGMENT_BYTES, paced.BUFFER_BYTES = 64, 400, 1000
+paced.PLAIN_BYTES, paced.SEGMENT_BYTES, paced.BUFFER_BYTES, turns.WINDOW_BYTES = 64, 400, 1000, 300
+PACED = ("paced", "turns")
 NODES = (0, 0, 2)
+GATES = set()  # whether others open them
+# Two nodes, the second of one rank; its downlink and the uplink of the first have several users.
+CLUSTER = Topology(
+    "cluster",
+    ((0, 1), (2,)),
+    tuple(
+        Link(a, b, Fraction(1), Fraction(100), Fraction(0), (NODES[a], NODES[b] + 1))
+        if NODES[a] != NODES[b]
+        else Link(a, b, Fraction(1), Fraction(10), Fraction(0))
+        for a, b in itertools.permutations(range(3), 2)
+    ),
+    tuple(Port(name, Fraction(100)) for name in ("out 0", "in 0", "out 2", "in 2")),
+)
 
 with Job(20.0) as job:
     NEIGHBOURS = job.share_memory()
@@ -80,6 +103,7 @@ with Job(20.0) as job:
         for elements in (2400, 24):
             wrong += one(job, program, elements, DTYPES["int32"], "sum", sys.argv[1], True)
             cases += 1
+    assert sys.argv[1] != "turns" or len(GATES) == 2
     gc.collect()
     pieces = [line for line in Path("/proc/self/maps").read_text().splitlines() if "memfd:taccl" in line]
     totals = job.reduce(np.array([wrong, cases, len(pieces)]), "sum")

@@ -158,8 +158,20 @@ def test_sends_of_one_connection_follow_each_other():
     assert sends_of(program, (0, 1)) == [(), (0,)]
 
 
-def test_order_that_would_hang_is_given_up():
+def test_where_order_would_hang_receives_have_memory_of_their_own():
     program = orderly(slot=True)
-    assert sends_of(program, (0, 1)) == [(), ()]
-    plans = compile_ranks(program, trace(program), {}, range(2), (0, 1))
-    assert finishes(plans)
+    assert sends_of(program, (0, 1)) == [(), (0,)]
+    without, kept = (compile_ranks(program, trace(program), {}, range(2), nodes) for nodes in (None, (0, 1)))
+    assert finishes(without) and finishes(kept)
+    assert [plan.staging_chunks for plan in without] == [0, 0] and kept[1].staging_chunks > 0
+
+
+def test_messages_that_wait_for_what_comes_later_do_not_finish():
+    program = programs.program("custom", 2, 2, [
+        (2, 2, 0, [(1, -1, 0, [("s", "i", c, "o", c, 1) for c in (0, 1)])]),
+        (2, 2, 0, [(-1, 0, 0, [("r", "i", c, "o", c, 1) for c in (0, 1)])]),
+    ])  # fmt: skip
+    found = compile_ranks(program, trace(program), {}, range(2))
+    first, second = (0, 1, 0), (0, 1, 1)
+    assert finishes(found, waits={second: (first,)}) and finishes(found, waits={first: (second,)})
+    assert not finishes(found, waits={first: (second,), second: (first,)})

@@ -142,6 +142,13 @@ class RankedCommand(click.Command):
     help="Between nodes keep the program's order of messages, and send them in confirmed segments.",
 )
 @click.option(
+    "--turns/--no-turns",
+    default=True,
+    show_default=True,
+    help="With --pace: messages that share an uplink take the turns that the model of the cluster gives them, where "
+    "--profile or a native file has one.",
+)
+@click.option(
     "--codec",
     "codecs",
     metavar="NAMES",

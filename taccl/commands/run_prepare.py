@@ -68,7 +68,7 @@ def prepare(job: Job, options: dict[str, Any]) -> tuple[Loaded, Loaded | None, S
         sizes_bytes=sizes, dtypes=coded.dtypes, ops=ops, modes=_modes(options, loaded),
         iterations=options["iters"], warmup=options["warmup"], checks=options["checks"], device=device,
         transport=_transport(options["transport"], device, options["buffers"]), buffers=options["buffers"],
-        accumulate=options["accumulate"], pace=options["pace"], reference=options["reference"],
+        accumulate=options["accumulate"], pace=options["pace"], turns=options["turns"], reference=options["reference"],
         calibrate=options["calibrate"], deadline_s=options["deadline"], codecs=coded.names,
         codec_links=coded.links, codec_at=options["codec_at"], recode=options["recode"],
     )  # fmt: skip
@@ -77,7 +77,7 @@ def prepare(job: Job, options: dict[str, Any]) -> tuple[Loaded, Loaded | None, S
         raise UsageError(
             "--calibrate compares with a model: give --profile, or a native file, which brings its own"
         )
-    return replace(loaded, planned=coded.plan), against, settings, topology
+    return replace(loaded, planned=coded.plan, topology=topology), against, settings, topology
 
 
 def load_program(job: Job, file: str, options: dict[str, Any]) -> tuple[Loaded, ProgramFile]:

@@ -1,0 +1,129 @@
+"""Turns on shared uplinks: when a message between nodes may begin, as the model has it.
+
+A schedule says who uses a node's uplink and downlink when. Ranks know nothing of one another there: all that is ready
+goes at once, TCP gives each the same share, messages that others wait for come late, and links stand idle later. So the
+program is simulated on its cluster, and each message gets gates: it begins when the message before it, on each link
+that the two share, has come so far that no more than WINDOW_BYTES of it are left. One that the model still has under
+way (it goes to a slow node, and its uplink is free before it has arrived) is no gate, but what went before it may be.
+A gate is seen by the sender of the earlier message, from confirmations, or by its receiver, who tell the sender of the
+later one.
+
+Order is kept, times are not: a link that is slower than its profile makes all that follows later, and nothing jumps a
+queue. Several short messages of a window are on their way together, so that no link waits for an answer.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from taccl.errors import CheckFailed
+from taccl.profiles.topology import Topology
+from taccl.runtime.compile import Plan, finishes
+from taccl.runtime.trace import Trace
+from taccl.synth.collective import Collective
+from taccl.synth.cost import costs
+from taccl.synth.program import Program
+from taccl.synth.simulate import Activity, simulate
+
+Key = tuple[int, int, int]  # of a message: source, destination, tag
+
+WINDOW_BYTES = 128 << 10
+MOST_MESSAGES = 20_000  # of more, a simulation takes seconds
+MOST_BEFORE = 64  # messages of a link that are looked through for one gate
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """What a message waits for."""
+
+    seen_by: int  # rank; it tells the sender of the message that waits
+    message: Key  # the earlier one
+    part: float  # of it that must be confirmed at its sender, or have arrived at its receiver: above 0, at most 1
+
+
+Turns = dict[Key, tuple[Gate, ...]]  # of each message that waits
+
+
+def turns(
+    program: Program,
+    collective: Collective,
+    order: Trace,
+    plans: Mapping[int, Plan],
+    topology: Topology,
+    nodes: Sequence[int],
+    chunk_bytes: int,
+    least_bytes: int,
+) -> Turns:
+    """The gates of the messages between nodes, of all ranks; every rank finds the same.
+
+    plans: of all ranks. nodes: of each rank its node. chunk_bytes: of a chunk as it is sent. least_bytes: messages up
+    to there go when they are ready.
+    Empty where there are more than MOST_MESSAGES, where the model cannot run the program (it breaks a rule of the
+    loaders that nothing here needs), and where the job could hang with gates: a receive may be waiting for what comes
+    later. Raises UsageError where the topology has other ranks, or lacks a link of the program.
+    """
+    if len(plans) < program.ranks or len(order.send_tag) > MOST_MESSAGES:
+        return {}
+    size_bytes = int(chunk_bytes / collective.chunk_bytes(1))
+    try:
+        simulated = simulate(program, topology, size_bytes, collective=collective)
+    except CheckFailed:
+        return {}
+    index = {(gpu.rank, tb.id): n for gpu in program.gpus for n, tb in enumerate(gpu.threadblocks)}
+    # A simulation's activities stand in the order of their starts.
+    messages = [
+        activity
+        for activity in simulated.activities
+        if activity.kind == "message"
+        and nodes[activity.rank] != nodes[activity.dst]
+        and activity.count * chunk_bytes > least_bytes
+    ]
+    keys = [(a.rank, a.dst, order.send_tag[a.rank, index[a.rank, a.threadblock], a.step]) for a in messages]
+    price = costs(topology, collective.chunk_bytes(size_bytes))
+    users: defaultdict[int, list[int]] = defaultdict(list)  # of each resource the messages so far
+    found: Turns = {}
+    for number, message in enumerate(messages):
+        gates: dict[tuple[int, Key], float] = {}
+        for resource, _ in price.holds[message.link]:
+            before = reversed(users[resource][-MOST_BEFORE:])
+            for earlier, part in _held_up_by(message, messages, before, chunk_bytes, price.alpha_fs):
+                seen_by = _seer(messages[earlier], message, nodes)
+                if seen_by is not None:
+                    place = seen_by, keys[earlier]
+                    gates[place] = max(part, gates.get(place, 0.0))
+            users[resource].append(number)
+        if gates:
+            found[keys[number]] = tuple(Gate(*place, part) for place, part in sorted(gates.items()))
+    waits = {key: tuple(gate.message for gate in gates) for key, gates in found.items()}
+    everyone = [plans[rank] for rank in range(program.ranks)]
+    return found if finishes(everyone, everyone[0].direct, waits) else {}
+
+
+def _held_up_by(
+    message: Activity,
+    messages: Sequence[Activity],
+    before: Iterator[int],
+    chunk_bytes: int,
+    alpha_fs: Sequence[int],
+) -> Iterator[tuple[int, float]]:
+    """The earlier message of a link that this one waits for, and how much of it: all that went there before, but for
+    the last WINDOW_BYTES."""
+    window = WINDOW_BYTES
+    for number in before:
+        earlier = messages[number]
+        if earlier.end_fs - alpha_fs[earlier.link] > message.start_fs:
+            continue
+        nbytes = earlier.count * chunk_bytes
+        if nbytes > window:
+            yield number, (nbytes - window) / nbytes
+            return
+        window -= nbytes
+
+
+def _seer(earlier: Activity, later: Activity, nodes: Sequence[int]) -> int | None:
+    """Who sees how far the earlier message is: at the node that both leave, or else at the one that both go to."""
+    if nodes[earlier.rank] == nodes[later.rank]:
+        return earlier.rank
+    return earlier.dst if nodes[earlier.dst] == nodes[later.dst] else None

@@ -1,0 +1,92 @@
+"""Which message waits for which one on an uplink."""
+
+from fractions import Fraction
+from itertools import permutations
+
+import pytest
+import runtime_programs as programs
+
+from taccl.errors import UsageError
+from taccl.profiles.topology import Link, Port, Topology
+from taccl.runtime.compile import compile_ranks
+from taccl.runtime.trace import trace
+from taccl.runtime.turns import WINDOW_BYTES, Gate, turns
+from taccl.synth.collective import build
+
+MB = 2**20
+ALPHA_US = Fraction(50)
+LEAST_BYTES = 8192
+
+
+def cluster(nodes, slow=()):
+    """Full mesh; between nodes each node has one uplink and one downlink, and the slow links are four times slower."""
+    node_of = {rank: number for number, node in enumerate(nodes) for rank in node}
+    links = []
+    for a, b in permutations(sorted(node_of), 2):
+        apart = node_of[a] != node_of[b]
+        beta = Fraction(400 if (a, b) in slow else 100 if apart else 10)
+        ports = (2 * node_of[a], 2 * node_of[b] + 1) if apart else ()
+        links.append(Link(a, b, ALPHA_US, beta, Fraction(0), ports))
+    names = [f"{number} {way}" for number in range(len(nodes)) for way in ("out", "in")]
+    return Topology("cluster", tuple(nodes), tuple(links), tuple(Port(name, Fraction(100)) for name in names))
+
+
+def gates_of(nodes, pairs, slow=(), chunks=1, chunk_bytes=MB):
+    """Of messages between pairs of ranks, each of some chunks in messages of their own, all ready at once."""
+    topology = cluster(nodes, slow)
+    ranks = topology.ranks
+    gpus = []
+    for rank in range(ranks):
+        ends = [(b, -1, "s") for a, b in pairs if a == rank] + [(-1, a, "r") for a, b in pairs if b == rank]
+        steps = [
+            (send, recv, 0, [(kind, "i", c, "o", c, 1) for c in range(chunks)]) for send, recv, kind in ends
+        ]
+        held = chunks if steps else 0
+        gpus.append((held, held, 0, steps))
+    program = programs.program("custom", ranks, chunks, gpus)
+    collective = build("sendrecv", ranks, chunks, pairs=pairs)
+    order = trace(program)
+    node_of = topology.node_of()
+    plans = dict(enumerate(compile_ranks(program, order, {}, range(ranks), node_of)))
+    return turns(program, collective, order, plans, topology, node_of, chunk_bytes, LEAST_BYTES)
+
+
+REST = (MB - WINDOW_BYTES) / MB
+
+
+def test_ranks_of_a_node_take_turns_on_its_uplink_and_senders_see_it():
+    found = gates_of([(0, 1), (2,), (3,)], [(0, 2), (1, 3)])
+    assert found == {(1, 3, 0): (Gate(0, (0, 2, 0), REST),)}
+
+
+def test_senders_of_two_nodes_take_turns_on_a_downlink_and_receivers_see_it():
+    found = gates_of([(0,), (1,), (2, 3)], [(0, 2), (1, 3)])
+    assert found == {(1, 3, 0): (Gate(2, (0, 2, 0), REST),)}
+
+
+def test_a_message_that_is_still_under_way_when_its_uplink_is_free_holds_nobody_up():
+    assert gates_of([(0, 1), (2,), (3,)], [(0, 2), (1, 3)], slow=[(0, 2)]) == {}
+
+
+def test_ranks_of_one_node_have_no_turns():
+    assert gates_of([(0, 1, 2, 3)], [(0, 2), (1, 3)]) == {}
+
+
+def test_short_messages_go_together_as_far_as_the_window_reaches():
+    length = 40_000
+    found = gates_of([(0,), (1,)], [(0, 1)], chunks=6, chunk_bytes=length)
+    # Three of them lie in the window; the fourth before is waited for, but for what the window has left.
+    part = (length - (WINDOW_BYTES - 3 * length)) / length
+    assert found == {(0, 1, tag): (Gate(0, (0, 1, tag - 4), part),) for tag in (4, 5)}
+    assert gates_of([(0,), (1,)], [(0, 1)], chunks=6, chunk_bytes=LEAST_BYTES) == {}
+
+
+def test_a_program_needs_the_links_of_its_cluster():
+    with pytest.raises(UsageError, match="no link"):
+        program = programs.program("custom", 2, 1, [
+            (1, 1, 0, [(1, -1, 0, [("s", "i", 0, "o", 0, 1)])]), (1, 1, 0, [(-1, 0, 0, [("r", "i", 0, "o", 0, 1)])]),
+        ])  # fmt: skip
+        lonely = Topology("lonely", ((0,), (1,)), (Link(1, 0, ALPHA_US, Fraction(1), Fraction(0)),))
+        order = trace(program)
+        plans = dict(enumerate(compile_ranks(program, order, {}, range(2), (0, 1))))
+        turns(program, build("sendrecv", 2, 1, pairs=[(0, 1)]), order, plans, lonely, (0, 1), MB, LEAST_BYTES)
