@@ -3,6 +3,7 @@
     python docs/benchmarks_cluster.py                       the table "Emulated clusters" of docs/benchmarks.md
     python docs/benchmarks_cluster.py headline              the case without latency, 8 MB only
     python docs/benchmarks_cluster.py 4x2 allreduce 8MB     some rows
+    python docs/benchmarks_cluster.py even turns            a column more: the same program without turns
     python docs/benchmarks_cluster.py 4x2 keep=DIR links    only measure the links, and keep the profile in DIR
     python docs/benchmarks_cluster.py 4x2 keep=DIR programs   the same, and make and keep the programs
 
@@ -35,11 +36,13 @@ CASES = {
     "4x2": layout(4, 2, "200mbit", {3: "50mbit"}, latency_us=1000),
     "even": layout(4, 2, "200mbit", latency_us=1000),
 }
-COLLECTIVES = ("allgather", "allreduce", "broadcast")
+COLLECTIVES = ("allgather", "allreduce", "broadcast", "alltoall")
+USUAL = COLLECTIVES[:3]
 SIZES = {"64KB": 2**16, "1MB": 2**20, "8MB": 2**23, "64MB": 2**26}
 TURNS = {"64KB": 11, "1MB": 5, "8MB": 3, "64MB": 1}
 SYNTH_S = 20
 STAGES = ("links", "programs")  # to stop after
+TURNS_WORD, TURNS_HEAD = "turns", " | without turns (ms)"
 HEAD = "collective | size | MPI (ms) | here (ms) | ratio | predicted (ms) | here / predicted | bound (ms) | engine"
 TACCL = (sys.executable, "-m", "taccl")
 
@@ -48,7 +51,7 @@ def main() -> int:
     """Print the rows that are asked for."""
     words = {word for word in sys.argv[1:] if not word.startswith("keep=")}
     kept = next((word.partition("=")[2] for word in sys.argv[1:] if word.startswith("keep=")), "")
-    unknown = words - {*CASES, *COLLECTIVES, *SIZES, *STAGES}
+    unknown = words - {*CASES, *COLLECTIVES, *SIZES, *STAGES, TURNS_WORD}
     if unknown:
         print(f"unknown: {', '.join(sorted(unknown))}", file=sys.stderr)
         return 2
@@ -57,7 +60,7 @@ def main() -> int:
     if os.geteuid() != 0 or reason:
         print(f"no cluster can be emulated here: {reason or 'root is needed'}", file=sys.stderr)
         return 6
-    collectives = [name for name in COLLECTIVES if name in words or not words & {*COLLECTIVES}]
+    collectives = [name for name in COLLECTIVES if name in (words & {*COLLECTIVES} or USUAL)]
     sizes = [name for name in SIZES if name in words or not words & {*SIZES}]
     stage = next((one for one in STAGES if one in words), "")
     for name in cases:
@@ -70,12 +73,14 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as scratch:
             folder = Path(kept).absolute() / name if kept else Path(scratch)
             folder.mkdir(parents=True, exist_ok=True)
-            case(name, CASES[name], rows, folder, stage)
+            case(name, CASES[name], rows, folder, stage, TURNS_WORD in words)
     return 0
 
 
-def case(name: str, wanted: Layout, rows: list[tuple[str, str]], folder: Path, stage: str) -> None:
-    """Profile a cluster, then make and run a program for each row; stop after a stage."""
+def case(
+    name: str, wanted: Layout, rows: list[tuple[str, str]], folder: Path, stage: str, compared: bool
+) -> None:
+    """Profile a cluster, then make and run a program for each row; stop after a stage. compared: also without turns."""
     profile = folder / "profile.yaml"
     if not profile.exists():
         with cluster(wanted) as running:
@@ -87,6 +92,7 @@ def case(name: str, wanted: Layout, rows: list[tuple[str, str]], folder: Path, s
     if stage == "programs":
         return
     ratios = []
+    head = HEAD + TURNS_HEAD * compared
     with cluster(wanted) as running:
         for collective, size in rows:
             found, made, library = row(running, collective, size, folder)
@@ -96,8 +102,8 @@ def case(name: str, wanted: Layout, rows: list[tuple[str, str]], folder: Path, s
                     f"\n{name}: {wanted.nodes} nodes x {wanted.ranks_per_node} ranks, uplinks {mbit} Mbit/s",
                     end="",
                 )
-                print(f", {wanted.latency_us:g} us; {library}; load {os.getloadavg()[0]:.1f}\n\n| {HEAD} |")
-                print("| --- " * (HEAD.count("|") + 1) + "|")
+                print(f", {wanted.latency_us:g} us; {library}; load {os.getloadavg()[0]:.1f}\n\n| {head} |")
+                print("| --- " * (head.count("|") + 1) + "|")
             here, its, said = (
                 found["median_time"],
                 found["reference_median_time_us"],
@@ -109,6 +115,9 @@ def case(name: str, wanted: Layout, rows: list[tuple[str, str]], folder: Path, s
                 f"{said / 1e3:.1f}", f"{here / said:.2f}", f"{made['lower_bound_us'] / 1e3:.1f}",
                 made["engine"],
             ]  # fmt: skip
+            if compared:
+                without, *_ = row(running, collective, size, folder, "--no-turns", "--no-reference")
+                cells.append(f"{without['median_time'] / 1e3:.1f}")
             print(f"| {' | '.join(cells)} |", flush=True)
     mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
     print(
@@ -129,14 +138,14 @@ def synthesise(profile: Path, collective: str, size: str, folder: Path) -> None:
 
 
 def row(
-    running: Cluster, collective: str, size: str, folder: Path
+    running: Cluster, collective: str, size: str, folder: Path, *more: str
 ) -> tuple[dict[str, Any], dict[str, Any], str]:
     """(what was measured, what synthesis says, the MPI library)."""
     program, out = folder / f"{collective}-{size}.json", folder / "run.json"
     made = json.loads((folder / f"{collective}-{size}.said.json").read_text())
     on_ranks(
         running, "run", str(program), "-b", str(SIZES[size]), "-e", str(SIZES[size]), "--out-of-place",
-        "-n", str(TURNS[size]), "-w", "1", "--deadline", "300", "--json", str(out),
+        "-n", str(TURNS[size]), "-w", "1", "--deadline", "300", *more, "--json", str(out),
     )  # fmt: skip
     document = json.loads(out.read_text())
     measured = document["results"][0]
