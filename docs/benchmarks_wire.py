@@ -44,7 +44,8 @@ from tests.cluster.layout import bits, layout  # noqa: E402
 from tests.cluster.namespaces import Cluster, cluster, why_not  # noqa: E402
 
 NODES, RANKS_PER_NODE = 4, 2
-TURNS = 3
+TURNS, SHORT_TURNS = 3, 9
+SHORT_S = 0.25  # of a size on one uplink, below which the noise of shared cores wants more turns
 SYNTH_S = 10
 LARGEST_CHUNK = 1 << 20
 # Sums of lossy codecs need one that sends no partial sum with coded parts: within nodes first, then directly.
@@ -282,8 +283,9 @@ def measured(
     """The results with each codec; without any, as the program plans."""
     out = found.folder / "run.json"
     amount = str(size_bytes(size))
+    turns = SHORT_TURNS if 8 * size_bytes(size) / max(running.layout.rate_bits) < SHORT_S else TURNS
     on_ranks(
-        running, "run", str(program), "-b", amount, "-e", amount, "--out-of-place", "-n", str(TURNS), "-w", "1",
+        running, "run", str(program), "-b", amount, "-e", amount, "--out-of-place", "-n", str(turns), "-w", "1",
         "-d", dtype, "--data", str(found.data), *(("--codec", ",".join(codecs)) if codecs else ()), *more,
         "--buffers", "shared", "--deadline", "300", "--json", str(out),
     )  # fmt: skip
