@@ -291,7 +291,9 @@ def _measure_mode(
     def bind(one: Compiled, on: Layout) -> Bound:
         noted = marks if settings.calibrate and one is compiled else None
         chunk_bytes = on.chunk_elements * inside.bytes
-        known = topology if settings.turns and one.program is compiled.program else None
+        # The model's times are those of messages without a codec.
+        mine = one is compiled and codec is None
+        known = topology if settings.turns and mine else None
         transport, own = transport_of(job, one, chunk_bytes, settings, neighbours, cuda, devices, known)
         bound = job.together(
             "the binding of the program",

@@ -90,7 +90,12 @@ class BoundCollective:
         cuda = None
         if reach is None:
             self._transport, empty = host_transport(
-                job, compiled, chunk_bytes, neighbours, host_kind(neighbours), topology=loaded.topology
+                job,
+                compiled,
+                chunk_bytes,
+                neighbours,
+                host_kind(neighbours),
+                topology=loaded.topology if codec is None else None,
             )
         else:
             cuda = gpu.Cuda(gpu.load())

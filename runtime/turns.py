@@ -9,7 +9,8 @@ A gate is seen by the sender of the earlier message, from confirmations, or by i
 later one.
 
 Order is kept, times are not: a link that is slower than its profile makes all that follows later, and nothing jumps a
-queue. Several short messages of a window are on their way together, so that no link waits for an answer.
+queue. Several short messages of a window are on their way together, so that no link waits for an answer. To hand a turn
+over takes a round trip and a look of each of two ranks, so only messages that take many times as long have turns.
 """
 
 from __future__ import annotations
@@ -23,13 +24,15 @@ from taccl.profiles.topology import Topology
 from taccl.runtime.compile import Plan, finishes
 from taccl.runtime.trace import Trace
 from taccl.synth.collective import Collective
-from taccl.synth.cost import costs
+from taccl.synth.cost import FS_PER_US, costs
 from taccl.synth.program import Program
 from taccl.synth.simulate import Activity, simulate
 
 Key = tuple[int, int, int]  # of a message: source, destination, tag
 
 WINDOW_BYTES = 128 << 10
+HANDOVER_FS = 200 * FS_PER_US  # of a turn, beside two latencies, where ranks share cores
+WORTH_HANDOVERS = 20  # a message takes so many times as long as the handing over of its turn
 MOST_MESSAGES = 20_000  # of more, a simulation takes seconds
 MOST_BEFORE = 64  # messages of a link that are looked through for one gate
 
@@ -59,7 +62,7 @@ def turns(
     """The gates of the messages between nodes, of all ranks; every rank finds the same.
 
     plans: of all ranks. nodes: of each rank its node. chunk_bytes: of a chunk as it is sent. least_bytes: messages up
-    to there go when they are ready.
+    to there go when they are ready, as do those that last no longer than a few handings over of a turn.
     Empty where there are more than MOST_MESSAGES, where the model cannot run the program (it breaks a rule of the
     loaders that nothing here needs), and where the job could hang with gates: a receive may be waiting for what comes
     later. Raises UsageError where the topology has other ranks, or lacks a link of the program.
@@ -72,6 +75,7 @@ def turns(
     except CheckFailed:
         return {}
     index = {(gpu.rank, tb.id): n for gpu in program.gpus for n, tb in enumerate(gpu.threadblocks)}
+    price = costs(topology, collective.chunk_bytes(size_bytes))
     # A simulation's activities stand in the order of their starts.
     messages = [
         activity
@@ -79,9 +83,9 @@ def turns(
         if activity.kind == "message"
         and nodes[activity.rank] != nodes[activity.dst]
         and activity.count * chunk_bytes > least_bytes
+        and _is_long(activity, price.alpha_fs[activity.link])
     ]
     keys = [(a.rank, a.dst, order.send_tag[a.rank, index[a.rank, a.threadblock], a.step]) for a in messages]
-    price = costs(topology, collective.chunk_bytes(size_bytes))
     users: defaultdict[int, list[int]] = defaultdict(list)  # of each resource the messages so far
     found: Turns = {}
     for number, message in enumerate(messages):
@@ -99,6 +103,12 @@ def turns(
     waits = {key: tuple(gate.message for gate in gates) for key, gates in found.items()}
     everyone = [plans[rank] for rank in range(program.ranks)]
     return found if finishes(everyone, everyone[0].direct, waits) else {}
+
+
+def _is_long(message: Activity, alpha_fs: int) -> bool:
+    """Whether handing turns over is short beside it."""
+    lasts = message.end_fs - message.start_fs - alpha_fs
+    return lasts >= WORTH_HANDOVERS * (2 * alpha_fs + HANDOVER_FS)
 
 
 def _held_up_by(

@@ -67,7 +67,8 @@ if sys.argv[1] in SHM:
     shm.SHORT_BYTES, shm.PARCEL_BYTES = 64, 4096
 
 # Messages of a few KB go in many segments to the other node, the shortest as they are.
-paced.PLAIN_BYTES, paced.SEGMENT_BYTES, paced.BUFFER_BYTES, turns.WINDOW_BYTES = 64, 400, 1000, 300
+paced.PLAIN_BYTES, paced.SEGMENT_BYTES, paced.BUFFER_BYTES = 64, 400, 1000
+turns.WINDOW_BYTES, turns.WORTH_HANDOVERS = 300, 0
 PACED = ("paced", "turns")
 NODES = (0, 0, 2)
 GATES = set()  # whether others open them

@@ -8,13 +8,14 @@ import runtime_programs as programs
 
 from taccl.errors import UsageError
 from taccl.profiles.topology import Link, Port, Topology
+from taccl.runtime import turns as turns_module
 from taccl.runtime.compile import compile_ranks
 from taccl.runtime.trace import trace
 from taccl.runtime.turns import WINDOW_BYTES, Gate, turns
 from taccl.synth.collective import build
 
 MB = 2**20
-ALPHA_US = Fraction(50)
+ALPHA_US = Fraction(1)
 LEAST_BYTES = 8192
 
 
@@ -24,11 +25,13 @@ def cluster(nodes, slow=()):
     links = []
     for a, b in permutations(sorted(node_of), 2):
         apart = node_of[a] != node_of[b]
-        beta = Fraction(400 if (a, b) in slow else 100 if apart else 10)
+        beta = Fraction(40_000 if (a, b) in slow else 10_000 if apart else 1000)
         ports = (2 * node_of[a], 2 * node_of[b] + 1) if apart else ()
         links.append(Link(a, b, ALPHA_US, beta, Fraction(0), ports))
     names = [f"{number} {way}" for number in range(len(nodes)) for way in ("out", "in")]
-    return Topology("cluster", tuple(nodes), tuple(links), tuple(Port(name, Fraction(100)) for name in names))
+    return Topology(
+        "cluster", tuple(nodes), tuple(links), tuple(Port(name, Fraction(10_000)) for name in names)
+    )
 
 
 def gates_of(nodes, pairs, slow=(), chunks=1, chunk_bytes=MB):
@@ -68,12 +71,19 @@ def test_a_message_that_is_still_under_way_when_its_uplink_is_free_holds_nobody_
     assert gates_of([(0, 1), (2,), (3,)], [(0, 2), (1, 3)], slow=[(0, 2)]) == {}
 
 
+def test_messages_have_turns_that_last_much_longer_than_a_turn_takes_to_hand_over():
+    """At 10 ms a MB and a latency of 1 us: from 4 ms on."""
+    pairs, nodes = [(0, 2), (1, 3)], [(0, 1), (2,), (3,)]
+    assert gates_of(nodes, pairs, chunk_bytes=405_000) and not gates_of(nodes, pairs, chunk_bytes=400_000)
+
+
 def test_ranks_of_one_node_have_no_turns():
     assert gates_of([(0, 1, 2, 3)], [(0, 2), (1, 3)]) == {}
 
 
-def test_short_messages_go_together_as_far_as_the_window_reaches():
+def test_short_messages_go_together_as_far_as_the_window_reaches(monkeypatch):
     length = 40_000
+    monkeypatch.setattr(turns_module, "WORTH_HANDOVERS", 0)
     found = gates_of([(0,), (1,)], [(0, 1)], chunks=6, chunk_bytes=length)
     # Three of them lie in the window; the fourth before is waited for, but for what the window has left.
     part = (length - (WINDOW_BYTES - 3 * length)) / length
