@@ -3,7 +3,7 @@
     python docs/benchmarks_cluster.py                       the table "Emulated clusters" of docs/benchmarks.md
     python docs/benchmarks_cluster.py headline              the case without latency, 8 MB only
     python docs/benchmarks_cluster.py 4x2 allreduce 8MB     some rows
-    python docs/benchmarks_cluster.py even turns            a column more: the same program without turns
+    python docs/benchmarks_cluster.py flat 16MB turns       a column more: the same program without turns
     python docs/benchmarks_cluster.py 4x2 keep=DIR links    only measure the links, and keep the profile in DIR
     python docs/benchmarks_cluster.py 4x2 keep=DIR programs   the same, and make and keep the programs
 
@@ -35,11 +35,14 @@ CASES = {
     "2x4": layout(2, 4, "200mbit", {1: "50mbit"}, latency_us=1000),
     "4x2": layout(4, 2, "200mbit", {3: "50mbit"}, latency_us=1000),
     "even": layout(4, 2, "200mbit", latency_us=1000),
+    "flat": layout(4, 2, "200mbit"),
 }
+USUAL_CASES = ("headline", "2x4", "4x2", "even")
 COLLECTIVES = ("allgather", "allreduce", "broadcast", "alltoall")
 USUAL = COLLECTIVES[:3]
-SIZES = {"64KB": 2**16, "1MB": 2**20, "8MB": 2**23, "64MB": 2**26}
-TURNS = {"64KB": 11, "1MB": 5, "8MB": 3, "64MB": 1}
+SIZES = {"64KB": 2**16, "1MB": 2**20, "8MB": 2**23, "16MB": 2**24, "64MB": 2**26}
+USUAL_SIZES = ("64KB", "1MB", "8MB", "64MB")
+TURNS = {"64KB": 11, "1MB": 5, "8MB": 3, "16MB": 3, "64MB": 1}
 SYNTH_S = 20
 STAGES = ("links", "programs")  # to stop after
 TURNS_WORD, TURNS_HEAD = "turns", " | without turns (ms)"
@@ -55,13 +58,13 @@ def main() -> int:
     if unknown:
         print(f"unknown: {', '.join(sorted(unknown))}", file=sys.stderr)
         return 2
-    cases = [name for name in CASES if name in words or not words & {*CASES}]
+    cases = [name for name in CASES if name in (words & {*CASES} or USUAL_CASES)]
     reason = next((why for name in cases if (why := why_not(CASES[name].shaper))), "")
     if os.geteuid() != 0 or reason:
         print(f"no cluster can be emulated here: {reason or 'root is needed'}", file=sys.stderr)
         return 6
     collectives = [name for name in COLLECTIVES if name in (words & {*COLLECTIVES} or USUAL)]
-    sizes = [name for name in SIZES if name in words or not words & {*SIZES}]
+    sizes = [name for name in SIZES if name in (words & {*SIZES} or USUAL_SIZES)]
     stage = next((one for one in STAGES if one in words), "")
     for name in cases:
         rows = [
