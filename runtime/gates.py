@@ -21,7 +21,6 @@ class Gates:
     def __init__(self, rank: int, turns: Turns) -> None:
         self.told: defaultdict[Key, list[tuple[float, Key, int]]] = defaultdict(list)
         self.awaited: defaultdict[Key, list[tuple[int, int]]] = defaultdict(list)
-        self.involved: set[Key] = set(turns)  # messages that wait or are waited for
         tags: Counter[tuple[int, int]] = Counter()
         for later, gates in sorted(turns.items()):
             for gate in gates:
@@ -33,7 +32,6 @@ class Gates:
                     self.told[gate.message].append((gate.part, later, tag))
                 if sender == rank:
                     self.awaited[later].append((gate.seen_by, tag))
-                self.involved.add(gate.message)
 
 
 class Progress:

@@ -36,7 +36,7 @@ from taccl.errors import RunFailed
 from taccl.runtime.gpu import Cuda, address
 from taccl.runtime.nccl_ranks import NcclRanks
 from taccl.runtime.streams import Lane
-from taccl.runtime.transport import Message, Plain, used_bytes, write_head
+from taccl.runtime.transport import Message, Plain, take_done, used_bytes, write_head
 from taccl.runtime.transports import MpiTransport
 
 POLLS = 100  # of a group that has not ended, before NCCL is asked for errors again
@@ -118,10 +118,7 @@ class NcclTransport(Plain):
 
     def poll(self, tokens: list[Any]) -> Sequence[int] | None:
         self._go_on()
-        found = [place for place, token in enumerate(tokens) if token is not None and token.done]
-        for place in found:
-            tokens[place].done = False
-        return found
+        return take_done(tokens)
 
     def close(self) -> None:
         """The communicator stays: it is the job's."""

@@ -26,7 +26,7 @@ import numpy as np
 from taccl.runtime import mpi
 from taccl.runtime.gates import OWN, Gates, Progress
 from taccl.runtime.streams import Lane
-from taccl.runtime.transport import Message, Plain, used_bytes
+from taccl.runtime.transport import Message, Plain, take_done, used_bytes
 from taccl.runtime.transports import MpiTransport
 from taccl.runtime.turns import Key, Turns
 
@@ -77,10 +77,8 @@ class PacedTransport(Plain):
         # alone: where these are of one use, it calls all finished and leaves the persistent ones before them active.
         self._once: list[Any] = []
 
-    def _plain(self, array: Any, peer: int, key: Key) -> bool:
-        if self._nodes[peer] == self._here:
-            return True
-        return int(array.nbytes) <= PLAIN_BYTES and key not in self._gates.involved
+    def _plain(self, array: Any, peer: int) -> bool:
+        return self._nodes[peer] == self._here or int(array.nbytes) <= PLAIN_BYTES
 
     def _segments(self, array: Any, tag: int) -> list[list[Any]]:
         """Buffers as MPI takes them."""
@@ -94,9 +92,9 @@ class PacedTransport(Plain):
         return [np.empty(0, np.uint8), 0, self._mpi.BYTE]
 
     def send(self, array: Any, peer: int, tag: int, sized: bool = False, lane: Lane | None = None) -> Message:
-        key = (self._rank, peer, tag)
-        if self._plain(array, peer, key):
+        if self._plain(array, peer):
             return self._inner.send(array, peer, tag, sized)
+        key = (self._rank, peer, tag)
         buffers = self._segments(array, tag)
         segments = [self._inner.comm.Send_init(buffer, peer, tag) for buffer in buffers]
         receipts = [
@@ -117,12 +115,13 @@ class PacedTransport(Plain):
         return Message(self, message, message.start, free=message.free, held=message.held)
 
     def recv(self, array: Any, peer: int, tag: int, sized: bool = False, lane: Lane | None = None) -> Message:
-        key = (peer, self._rank, tag)
-        if self._plain(array, peer, key):
+        if self._plain(array, peer):
             return self._inner.recv(array, peer, tag, sized)
         segments = [self._inner.comm.Recv_init(buffer, peer, tag) for buffer in self._segments(array, tag)]
         receipts = [self._receipts.Send_init(self._receipt(), peer, tag) for _ in segments]
-        message = _Incoming(self, segments, receipts, array if sized else None, self._tells(key))
+        message = _Incoming(
+            self, segments, receipts, array if sized else None, self._tells((peer, self._rank, tag))
+        )
         return Message(self, message, message.start, free=message.free)
 
     def _word(self, tag: int) -> int:
@@ -174,10 +173,7 @@ class PacedTransport(Plain):
 
     def poll(self, tokens: list[Any]) -> Sequence[int] | None:
         self._go_on()
-        found = [place for place, token in enumerate(tokens) if token is not None and token.done]
-        for place in found:
-            tokens[place].done = False
-        return found
+        return take_done(tokens)
 
     def _settled(self) -> bool:
         """Whether everything that was started is finished, receipts of the last segments too."""

@@ -17,7 +17,7 @@ from typing import Any
 
 from taccl.runtime.gpu import Cuda, address
 from taccl.runtime.streams import Lane
-from taccl.runtime.transport import HEAD_BYTES, Message, Plain, used_bytes
+from taccl.runtime.transport import HEAD_BYTES, Message, Plain, take_done, used_bytes
 from taccl.runtime.transports import MpiTransport
 
 SEGMENT_BYTES = 2**20
@@ -78,10 +78,7 @@ class StagedTransport(Plain):
     def poll(self, tokens: list[Any]) -> Sequence[int] | None:
         if self._active:
             self._active = [message for message in self._active if not message.go_on()]
-        found = [place for place, token in enumerate(tokens) if token is not None and token.done]
-        for place in found:
-            tokens[place].done = False
-        return found
+        return take_done(tokens)
 
     def close(self) -> None:
         self._messages.clear()

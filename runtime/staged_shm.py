@@ -24,7 +24,7 @@ from taccl.runtime.flags import CONTROL_WORDS, Control
 from taccl.runtime.gpu import Cuda, address
 from taccl.runtime.shared import PAGE_BYTES, SharedMemory, attach
 from taccl.runtime.streams import Lane
-from taccl.runtime.transport import HEAD_BYTES, Message, Transport, used_bytes
+from taccl.runtime.transport import HEAD_BYTES, Message, Transport, take_done, used_bytes
 
 RECORD = 4  # cells of a message's record: fd, token, offset of its slots in the piece, how many slots
 SLOT_BYTES = 256  # slots begin at multiples of it
@@ -136,10 +136,7 @@ class StagedSharedTransport:
     def poll(self, tokens: list[Any]) -> Sequence[int] | None:
         if self._active:
             self._active = [message for message in self._active if not message.go_on()]
-        found = [place for place, token in enumerate(tokens) if token is not None and token.done]
-        for place in found:
-            tokens[place].done = False
-        return found
+        return take_done(tokens)
 
     def close(self) -> None:
         self._sends.clear()

@@ -42,6 +42,14 @@ def write_head(array: Any, used: int) -> None:
     array[:HEAD_BYTES].view(np.uint64)[:] = used, used ^ ALL_BITS
 
 
+def take_done(tokens: Sequence[Any]) -> list[int]:
+    """Places of the messages that are `done`, which then are not any more: each is told once. None: no message."""
+    found = [place for place, token in enumerate(tokens) if token is not None and token.done]
+    for place in found:
+        tokens[place].done = False
+    return found
+
+
 class Port(Protocol):
     """Asked for finished messages."""
 

@@ -16,7 +16,7 @@ over takes a round trip and a look of each of two ranks, so only messages that t
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from taccl.errors import CheckFailed
@@ -62,7 +62,7 @@ def turns(
     """The gates of the messages between nodes, of all ranks; every rank finds the same.
 
     plans: of all ranks. nodes: of each rank its node. chunk_bytes: of a chunk as it is sent. least_bytes: messages up
-    to there go when they are ready, as do those that last no longer than a few handings over of a turn.
+    to there are not paced and go when they are ready, as do those that are short beside the handing over of a turn.
     Empty where there are more than MOST_MESSAGES, where the model cannot run the program (it breaks a rule of the
     loaders that nothing here needs), and where the job could hang with gates: a receive may be waiting for what comes
     later. Raises UsageError where the topology has other ranks, or lacks a link of the program.
@@ -92,7 +92,9 @@ def turns(
         gates: dict[tuple[int, Key], float] = {}
         for resource, _ in price.holds[message.link]:
             before = reversed(users[resource][-MOST_BEFORE:])
-            for earlier, part in _held_up_by(message, messages, before, chunk_bytes, price.alpha_fs):
+            held_up = _held_up_by(message, messages, before, chunk_bytes, price.alpha_fs)
+            if held_up is not None:
+                earlier, part = held_up
                 seen_by = _seer(messages[earlier], message, nodes)
                 if seen_by is not None:
                     place = seen_by, keys[earlier]
@@ -114,10 +116,10 @@ def _is_long(message: Activity, alpha_fs: int) -> bool:
 def _held_up_by(
     message: Activity,
     messages: Sequence[Activity],
-    before: Iterator[int],
+    before: Iterable[int],
     chunk_bytes: int,
     alpha_fs: Sequence[int],
-) -> Iterator[tuple[int, float]]:
+) -> tuple[int, float] | None:
     """The earlier message of a link that this one waits for, and how much of it: all that went there before, but for
     the last WINDOW_BYTES."""
     window = WINDOW_BYTES
@@ -127,9 +129,9 @@ def _held_up_by(
             continue
         nbytes = earlier.count * chunk_bytes
         if nbytes > window:
-            yield number, (nbytes - window) / nbytes
-            return
+            return number, (nbytes - window) / nbytes
         window -= nbytes
+    return None
 
 
 def _seer(earlier: Activity, later: Activity, nodes: Sequence[int]) -> int | None:
