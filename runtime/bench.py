@@ -10,49 +10,39 @@ import functools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from taccl.errors import CheckFailed, EnvironmentProblem, UsageError
+from taccl.errors import CheckFailed, UsageError
 from taccl.profiles.topology import Topology
 from taccl.runtime import check, check_values, codecs, gpu
 from taccl.runtime.bench_checks import check_results, differs_uncoded, judge
 from taccl.runtime.bench_settings import RAW, Settings
 from taccl.runtime.bind import (
     Bound,
-    Buffers,
     Compiled,
     buffer_elements,
     compile_program,
     internal_bytes,
-    memory_chunks,
 )  # fmt: skip
 from taccl.runtime.calibration import Message, Span, spans
 from taccl.runtime.codec_thread import CodecThread
 from taccl.runtime.codecs import Codec
 from taccl.runtime.coded import PARTS, Coding
-from taccl.runtime.cuda_ipc import CudaIpcTransport, room_bytes
-from taccl.runtime.device_memory import PIECE_BYTES, DeviceMemory
+from taccl.runtime.device_memory import DeviceMemory
+from taccl.runtime.device_transport import device_buffers, device_bytes, device_transport
 from taccl.runtime.dtypes import DType, inside_type
-from taccl.runtime.frames import frame_sizes
-from taccl.runtime.host_transport import host_transport
+from taccl.runtime.free_memory import check_memory
+from taccl.runtime.host_transport import agreed_turns, host_transport
 from taccl.runtime.job import Job, Neighbours
 from taccl.runtime.layout import Layout, layout
-from taccl.runtime.nccl import NcclTransport
 from taccl.runtime.planned import Planned
 from taccl.runtime.reference import Reference
-from taccl.runtime.shm import ROOM_BYTES, ROOMS
-from taccl.runtime.staged import StagedTransport, pinned_bytes, slots
-from taccl.runtime.staged_shm import StagedSharedTransport
 from taccl.runtime.trace import Trace
-from taccl.runtime.transport import Transport
-from taccl.runtime.transports import MpiCudaTransport, MpiTransport
+from taccl.runtime.turns import Turns
 from taccl.synth.collective import ROOTED, Collective
 from taccl.synth.program import SENDS, Program
-
-MEMORY_SHARE = 0.9  # of what is free; the rest is for Python and the MPI library
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +79,8 @@ class Measurement:
     spans: Mapping[Message, Span] | None = None  # of the last run's messages, when asked for
     # Of all ranks in the last run: bytes of the values that were coded, and of their frames.
     coded_bytes: tuple[int, int] = (0, 0)
+    turns: int | None = None  # messages that wait for their turn; None where no turns are asked for, or known
+    no_turns: str = ""  # why there are none where they were asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +139,9 @@ def measure(
         ),
     )
     return _rows(
-        job, loaded, settings, neighbours, chosen, how_of, plain, mine, others, against is None, data
-    )
+        job, loaded, settings, neighbours, chosen, how_of, plain, mine, others, against is None,
+        None if against is None else against.topology, data,
+    )  # fmt: skip
 
 
 def _rows(
@@ -162,6 +155,7 @@ def _rows(
     mine: Mapping[Coding, Mapping[str, Compiled]],
     others: Mapping[str, Compiled],
     beside_mpi: bool,
+    other_links: Topology | None,
     data: Mapping[str, Any] | None,
 ) -> Iterator[Row]:
     """plain, mine, others: by mode the program without a codec, in every way of coding, and what it is run against."""
@@ -179,7 +173,7 @@ def _rows(
                     found = {
                         mode: _measure_mode(
                             job, plain[mode] if how is None else mine[how][mode], shape, dtype, op, settings,
-                            neighbours, _other(collective, shape, others.get(mode)), beside_mpi,
+                            neighbours, _other(collective, shape, others.get(mode), other_links), beside_mpi,
                             codec, coder, source, plain[mode], loaded.topology,
                         )
                         for mode in settings.modes
@@ -203,16 +197,16 @@ def _coding(codec: Codec, settings: Settings, neighbours: Neighbours, planned: P
 
 
 def _other(
-    collective: Collective, shape: Layout, compiled: Compiled | None
-) -> tuple[Compiled, Layout] | None:
-    """A compiled program on the layout of the same buffers. Raises UsageError when it wants others."""
+    collective: Collective, shape: Layout, compiled: Compiled | None, topology: Topology | None
+) -> tuple[Compiled, Layout, Topology | None] | None:
+    """A compiled program on the layout of the same buffers, and its cluster. Raises UsageError when it wants others."""
     if compiled is None:
         return None
     found = layout(compiled.collective, shape.elements)
     for rank in range(collective.ranks):
         if buffer_elements(compiled.collective, found, rank) != buffer_elements(collective, shape, rank):
             raise UsageError("--against: the two programs do not work on the same buffers")
-    return compiled, found
+    return compiled, found, topology
 
 
 def layouts(collective: Collective, dtype: DType, sizes_bytes: Sequence[int]) -> list[Layout]:
@@ -242,7 +236,7 @@ def _measure_mode(
     op: str | None,
     settings: Settings,
     neighbours: Neighbours,
-    other: tuple[Compiled, Layout] | None,
+    other: tuple[Compiled, Layout, Topology | None] | None,
     beside_mpi: bool,
     codec: Codec | None,
     coder: CodecThread | None,
@@ -263,9 +257,9 @@ def _measure_mode(
     cuda = gpu.Cuda(gpu.load()) if on_device else None
     pinned = 0
     if cuda is not None:
-        for one, on in [(compiled, shape)] if other is None else [(compiled, shape), other]:
+        for one, on in [(compiled, shape)] if other is None else [(compiled, shape), other[:2]]:
             frames = codec if one is compiled else None
-            rooms, slots_bytes = _device_bytes(one, on, dtype, inside, settings, neighbours, job.rank, frames)
+            rooms, slots_bytes = device_bytes(one, on, dtype, inside, settings, neighbours, job.rank, frames)
             needed, pinned = needed + rooms, pinned + slots_bytes
         cuda.give_back()
         if neighbours.nccl is not None:  # before the check of memory, because connections take some
@@ -274,7 +268,7 @@ def _measure_mode(
         job.barrier()  # all ranks of the device have freed what the mode before needed
     job.together(
         "the check of memory",
-        lambda: _check_memory(job, compiled, shape, dtype, settings, neighbours, needed, pinned, cuda),
+        lambda: check_memory(job, compiled, shape, dtype, settings, neighbours, needed, pinned, cuda),
     )
     empty = job.memory.empty if settings.buffers == "shared" and settings.device == "host" else np.empty
     guarded = check.allocate(collective, shape, job.rank, dtype, inplace, empty)
@@ -284,17 +278,18 @@ def _measure_mode(
     buffers = host
     if cuda is not None and devices is not None:
         place = devices.empty if settings.buffers == "shared" else cuda.xp.empty
-        buffers = _device_buffers(place, compiled, shape, dtype, job.rank)
+        buffers = device_buffers(place, compiled, shape, dtype, job.rank)
 
     marks: list[tuple[int, float]] = []
 
-    def bind(one: Compiled, on: Layout) -> Bound:
+    def bind(one: Compiled, on: Layout, taken: Turns | None = None) -> Bound:
         noted = marks if settings.calibrate and one is compiled else None
         chunk_bytes = on.chunk_elements * inside.bytes
-        # The model's times are those of messages without a codec.
-        mine = one is compiled and codec is None
-        known = topology if settings.turns and mine else None
-        transport, own = transport_of(job, one, chunk_bytes, settings, neighbours, cuda, devices, known)
+        if cuda is None or devices is None:
+            kind, pace = settings.transport, settings.pace
+            transport, own = host_transport(job, one, chunk_bytes, neighbours, kind, pace, taken)
+        else:
+            transport, own = device_transport(job, one, chunk_bytes, settings, neighbours, cuda, devices)
         bound = job.together(
             "the binding of the program",
             lambda: Bound(
@@ -317,9 +312,18 @@ def _measure_mode(
         job.connect(bound)
         return bound
 
+    def turned(one: Compiled, on: Layout, known: Topology | None) -> Turns | None:
+        if known is None or cuda is not None or not (settings.pace and settings.turns):
+            return None
+        return agreed_turns(job, one, on.chunk_elements * inside.bytes, neighbours, known)
+
     # Timed runs reduce again and again into the same data, which may overflow; checked runs never do.
     with np.errstate(all="ignore"):
-        bounds = [bind(compiled, shape)] if other is None else [bind(compiled, shape), bind(*other)]
+        # The model's times are those of messages without a codec.
+        taken = turned(compiled, shape, topology) if codec is None else None
+        bounds = [bind(compiled, shape, taken)]
+        if other is not None:
+            bounds.append(bind(*other[:2], turned(*other)))
         with job.waiting("it waits for the other ranks to make the groups' communicators"):
             reference = Reference(job.MPI, job.control, collective, shape, host, dtype, op, inplace)
         judged = judge(job, guarded, compiled, shape, dtype, inside, op, settings, codec, source)
@@ -347,54 +351,10 @@ def _measure_mode(
                 bound.transport.close()
         if cuda is not None:
             job.barrier()  # nobody has this rank's memory open any more, which goes now
-    return Measurement(mine, wrong, outside, error, largest, its, seen, (int(sent[0]), int(sent[1])))
-
-
-def transport_of(
-    job: Job,
-    compiled: Compiled,
-    chunk_bytes: int,
-    settings: Settings,
-    neighbours: Neighbours,
-    cuda: gpu.Cuda | None,
-    devices: DeviceMemory | None,
-    topology: Topology | None = None,
-) -> tuple[Transport, Callable[[int, Any], Any] | None]:
-    """The transport, and where the memory that the program needs inside comes from (None: anywhere)."""
-    if cuda is None or devices is None:
-        return host_transport(
-            job, compiled, chunk_bytes, neighbours, settings.transport, settings.pace, topology
-        )
-    over_mpi = MpiTransport(job.MPI, job.data, chunk_bytes)
-    transport: Transport
-    if neighbours.nccl is not None:
-        transport = NcclTransport(neighbours.nccl, cuda, job.rank, compiled.rounds, over_mpi)
-    elif "staged-mpi" in (settings.transport, settings.others):
-        transport = StagedTransport(over_mpi, cuda)
-    else:
-        transport = MpiCudaTransport(over_mpi)
-    staging = neighbours.sharing if settings.transport == "staged-shm" else neighbours.staging
-    if staging:
-        transport = StagedSharedTransport(job.memory, cuda, job.rank, staging, compiled.messages, transport)
-    if settings.transport != "cuda-ipc":
-        return transport, None
-    near = CudaIpcTransport(
-        job.memory, devices, cuda, job.rank, neighbours.sharing, compiled.messages, transport
-    )
-    return near, devices.empty
-
-
-def _device_buffers(
-    empty: Callable[[int, Any], Any], compiled: Compiled, shape: Layout, dtype: DType, rank: int
-) -> Buffers:
-    collective = compiled.collective
-    lengths = buffer_elements(collective, shape, rank)
-    pair = collective.inplace[rank] if compiled.inplace else None
-    if pair is None:
-        return Buffers(empty(lengths[0], dtype.numpy), empty(lengths[1], dtype.numpy))
-    memory = empty(shape.start(memory_chunks(collective, rank)), dtype.numpy)
-    first = shape.start(pair[0]), shape.start(pair[1])
-    return Buffers(memory[first[0] : first[0] + lengths[0]], memory[first[1] : first[1] + lengths[1]])
+    coded_bytes = int(sent[0]), int(sent[1])
+    waiting = None if taken is None else len(taken.gates)
+    why = "" if taken is None else taken.why_none
+    return Measurement(mine, wrong, outside, error, largest, its, seen, coded_bytes, waiting, why)
 
 
 def _time(
@@ -418,87 +378,3 @@ def _time(
     slowest = job.reduce(taken, "max")
     timings = [Timing(float(t.mean()), float(t.min()), float(np.median(t))) for t in slowest]
     return timings[0], timings[1] if reference is not None else None
-
-
-def _device_bytes(
-    compiled: Compiled,
-    shape: Layout,
-    dtype: DType,
-    inside: DType,
-    settings: Settings,
-    neighbours: Neighbours,
-    rank: int,
-    codec: Codec | None,
-) -> tuple[int, int]:
-    """What a program's messages need on a device beside its buffers, and of pinned host memory."""
-    chunk_bytes = shape.chunk_elements * inside.bytes
-    near = neighbours.sharing[rank] if settings.transport == "cuda-ipc" else ()
-    through_shared = set(neighbours.around(rank)) - set(near)
-    copied = settings.buffers == "private" and not shape.padded and inside == dtype
-    rooms, staged, shared = [], [], []
-    for op in compiled.plans[rank].operations:
-        extent = op.src if op.kind == "send" else op.dst
-        if op.kind not in ("send", "recv") or extent is None:
-            continue
-        nbytes = extent[2] * chunk_bytes
-        if op.frames and codec is not None:
-            sizes = frame_sizes(codec, inside, shape.chunk_elements)
-            nbytes = sizes.stride + (extent[2] - 1) * sizes.most
-        if op.peer in through_shared:
-            if op.kind == "send":  # the receiver uses the sender's slots
-                shared.append(nbytes)
-        elif op.peer not in near:
-            staged.append(nbytes)
-        elif op.kind == "send" and copied and extent[0] in "io":
-            rooms.append(nbytes)
-    pieces = 8 * PIECE_BYTES if settings.transport == "cuda-ipc" else 0  # each is rounded up
-    through_host = "staged-mpi" in (settings.transport, settings.others)
-    pinned = pinned_bytes(shared, slots(shared))
-    pinned += pinned_bytes(staged, slots(staged)) if through_host else 0
-    return room_bytes(rooms) + pieces, pinned
-
-
-def _check_memory(
-    job: Job,
-    compiled: Compiled,
-    shape: Layout,
-    dtype: DType,
-    settings: Settings,
-    neighbours: Neighbours,
-    inside: int,
-    pinned: int,
-    cuda: gpu.Cuda | None,
-) -> None:
-    lengths = buffer_elements(compiled.collective, shape, job.rank)
-    mine = sum(lengths) * dtype.bytes
-    on_host = mine + (inside if cuda is None else pinned)
-    if settings.transport == "shm" and settings.buffers == "private":
-        on_host += min(ROOM_BYTES, ROOMS * mine)
-    free = available_bytes()
-    if on_host * job.board.node_ranks > free * MEMORY_SHARE:
-        raise EnvironmentProblem(
-            f"a size of {shape.elements * dtype.bytes} bytes needs {on_host} bytes on each of "
-            f"{job.board.node_ranks} ranks here, and {free} bytes are free; use a smaller -e"
-        )
-    if cuda is not None:
-        free = cuda.free_bytes()
-        device = (neighbours.nodes[job.rank], neighbours.devices[job.rank])
-        ranks = list(zip(neighbours.nodes, neighbours.devices, strict=True)).count(device)
-        if (mine + inside) * ranks > free * MEMORY_SHARE:
-            there = "" if ranks == 1 else f" from each of {ranks} ranks"
-            raise EnvironmentProblem(
-                f"a size of {shape.elements * dtype.bytes} bytes needs {mine + inside} bytes{there} on the device, "
-                f"and {free} are free; use a smaller -e"
-            )
-
-
-def available_bytes() -> int:
-    """Memory that this machine, or the control group that this process is in, can still give."""
-    free = [2**62]
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            free.append(int(line.split()[1]) * 1024)
-    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
-    if limit.exists() and used.exists() and limit.read_text().strip() != "max":
-        free.append(int(limit.read_text()) - int(used.read_text()))
-    return min(free)

@@ -9,15 +9,16 @@ import numpy as np
 
 from taccl.errors import UsageError
 from taccl.runtime import gpu
-from taccl.runtime.bench import Loaded, transport_of
+from taccl.runtime.bench import Loaded
 from taccl.runtime.bench_settings import Settings
 from taccl.runtime.bind import Bound, Buffers, buffer_elements, compile_program
 from taccl.runtime.codec_thread import CodecThread
 from taccl.runtime.codecs import Codec, ErrorFeedback
 from taccl.runtime.coded import PARTS, Coding
 from taccl.runtime.device_memory import DeviceMemory
+from taccl.runtime.device_transport import device_transport
 from taccl.runtime.dtypes import DTYPES, DType
-from taccl.runtime.host_transport import host_kind, host_transport
+from taccl.runtime.host_transport import agreed_turns, host_kind, host_transport
 from taccl.runtime.job import Job, Neighbours, fingerprint
 from taccl.runtime.layout import Layout, layout_of
 
@@ -89,17 +90,15 @@ class BoundCollective:
         chunk_bytes = shape.chunk_elements * dtype.bytes
         cuda = None
         if reach is None:
+            known, taken = loaded.topology, None
+            if known is not None and codec is None:
+                taken = agreed_turns(job, compiled, chunk_bytes, neighbours, known)
             self._transport, empty = host_transport(
-                job,
-                compiled,
-                chunk_bytes,
-                neighbours,
-                host_kind(neighbours),
-                topology=loaded.topology if codec is None else None,
+                job, compiled, chunk_bytes, neighbours, host_kind(neighbours), taken=taken
             )
         else:
             cuda = gpu.Cuda(gpu.load())
-            self._transport, empty = transport_of(
+            self._transport, empty = device_transport(
                 job, compiled, chunk_bytes, *reach, cuda, DeviceMemory(cuda)
             )
         self._bound = job.together(

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from taccl.runtime.turns import Key, Turns
+from taccl.runtime.turns import Gate, Key
 
 OWN = -1  # instead of a tag: the rank tells itself
 
@@ -18,7 +18,7 @@ class Gates:
     tag. Tags number the words from each rank to each.
     """
 
-    def __init__(self, rank: int, turns: Turns) -> None:
+    def __init__(self, rank: int, turns: Mapping[Key, Sequence[Gate]]) -> None:
         self.told: defaultdict[Key, list[tuple[float, Key, int]]] = defaultdict(list)
         self.awaited: defaultdict[Key, list[tuple[int, int]]] = defaultdict(list)
         tags: Counter[tuple[int, int]] = Counter()

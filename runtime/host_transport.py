@@ -13,12 +13,29 @@ from taccl.runtime.paced import PLAIN_BYTES, PacedTransport
 from taccl.runtime.shm import SharedMemoryTransport
 from taccl.runtime.transport import Transport
 from taccl.runtime.transports import MpiTransport
-from taccl.runtime.turns import turns
+from taccl.runtime.turns import Turns, turns
 
 
 def host_kind(neighbours: Neighbours) -> str:
     """ "shm" where some ranks of the job share memory, else "mpi"."""
     return "shm" if any(len(ranks) > 1 for ranks in neighbours.sharing) else "mpi"
+
+
+def agreed_turns(
+    job: Job, compiled: Compiled, chunk_bytes: int, neighbours: Neighbours, topology: Topology
+) -> Turns | None:
+    """The turns that messages take on this cluster, agreed by all ranks; None on one node."""
+    if len(set(neighbours.nodes)) == 1:
+        return None
+    found = job.together(
+        "the making of turns",
+        lambda: turns(
+            compiled.program, compiled.collective, compiled.order, compiled.plans, topology,
+            neighbours.nodes, chunk_bytes, PLAIN_BYTES,
+        ),
+    )  # fmt: skip
+    job.agree_on(hashlib.sha256(repr(sorted(found.gates.items())).encode()).digest(), "cluster (--profile)")
+    return found
 
 
 def host_transport(
@@ -28,27 +45,18 @@ def host_transport(
     neighbours: Neighbours,
     kind: str,
     pace: bool = True,
-    topology: Topology | None = None,
+    taken: Turns | None = None,
 ) -> tuple[Transport, Callable[[int, Any], Any] | None]:
     """The transport of a compiled program, and where the memory that it needs inside comes from (None: anywhere).
 
-    kind: "shm", or "mpi" between all ranks. pace: between nodes messages go in confirmed segments. topology: the
-    cluster, where it is known; there they keep the turns that its model gives them, too.
+    kind: "shm", or "mpi" between all ranks. pace: between nodes messages go in confirmed segments. taken: turns that
+    they keep there, the same on all ranks.
     """
     over_mpi = MpiTransport(job.MPI, job.data, chunk_bytes)
     between: Transport = over_mpi
     if pace and len(set(neighbours.nodes)) > 1:
-        found = None
-        if topology is not None:
-            found = job.together(
-                "the making of turns",
-                lambda: turns(
-                    compiled.program, compiled.collective, compiled.order, compiled.plans, topology,
-                    neighbours.nodes, chunk_bytes, PLAIN_BYTES,
-                ),
-            )  # fmt: skip
-            job.agree_on(hashlib.sha256(repr(sorted(found.items())).encode()).digest(), "cluster (--profile)")
-        between = PacedTransport(job.MPI, over_mpi, job.receipts, neighbours.nodes, found, job.notices)
+        gates = {} if taken is None else taken.gates
+        between = PacedTransport(job.MPI, over_mpi, job.receipts, neighbours.nodes, gates, job.notices)
     if kind == "mpi":
         return between, None
     node = neighbours.sharing[job.rank]

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,7 @@ from taccl.runtime.gates import OWN, Gates, Progress
 from taccl.runtime.streams import Lane
 from taccl.runtime.transport import Message, Plain, take_done, used_bytes
 from taccl.runtime.transports import MpiTransport
-from taccl.runtime.turns import Key, Turns
+from taccl.runtime.turns import Gate, Key
 
 SEGMENT_BYTES = 64 << 10
 OPEN_MPI_SEGMENT_BYTES = 60 << 10  # and a header: less than 64 KB
@@ -43,7 +43,7 @@ class PacedTransport(Plain):
     """`inner` within a node and for short messages; segments with confirmations to the other nodes.
 
     nodes: of each rank its node. receipts: a communicator for confirmations alone, whose tags are those of `inner`.
-    turns: what messages between nodes wait for, the same on all ranks. notices: a communicator by which ranks tell each
+    turns: the gates of messages between nodes, the same on all ranks. notices: a communicator by which ranks tell each
     other of it.
     """
 
@@ -56,7 +56,7 @@ class PacedTransport(Plain):
         inner: MpiTransport,
         receipts: Any,
         nodes: Sequence[int],
-        turns: Turns | None = None,
+        turns: Mapping[Key, Sequence[Gate]] | None = None,
         notices: Any = None,
     ) -> None:
         self._mpi, self._inner, self._receipts, self._nodes = MPI, inner, receipts, nodes

@@ -110,6 +110,8 @@ def mode_json(row: Row, found: Measurement | None, name: str, ranks: int) -> dic
         "coded_value_bytes": found.coded_bytes[0],
         "coded_wire_bytes": found.coded_bytes[1],
         "wire_ratio": round(ratio(*found.coded_bytes), 6),
+        "messages_with_turns": found.turns,
+        "no_turns": found.no_turns or None,
         "reference_time_us": None if other is None else round(other.mean, 3),
         "reference_min_time_us": None if other is None else round(other.least, 3),
         "reference_median_time_us": None if other is None else round(other.median, 3),

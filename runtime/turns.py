@@ -46,7 +46,12 @@ class Gate:
     part: float  # of it that must be confirmed at its sender, or have arrived at its receiver: above 0, at most 1
 
 
-Turns = dict[Key, tuple[Gate, ...]]  # of each message that waits
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """What messages wait for: of each that waits its gates. why_none: what a person can know where there are none."""
+
+    gates: Mapping[Key, tuple[Gate, ...]]
+    why_none: str = ""
 
 
 def turns(
@@ -63,17 +68,17 @@ def turns(
 
     plans: of all ranks. nodes: of each rank its node. chunk_bytes: of a chunk as it is sent. least_bytes: messages up
     to there are not paced and go when they are ready, as do those that are short beside the handing over of a turn.
-    Empty where there are more than MOST_MESSAGES, where the model cannot run the program (it breaks a rule of the
-    loaders that nothing here needs), and where the job could hang with gates: a receive may be waiting for what comes
-    later. Raises UsageError where the topology has other ranks, or lacks a link of the program.
+    None, and why, where there are more than MOST_MESSAGES, where the model cannot run the program (it breaks a rule of
+    the loaders that nothing here needs), and where the job could hang with gates: a receive may be waiting for what
+    comes later. Raises UsageError where the topology has other ranks, or lacks a link of the program.
     """
     if len(plans) < program.ranks or len(order.send_tag) > MOST_MESSAGES:
-        return {}
+        return Turns({}, f"the program has more than {MOST_MESSAGES} messages")
     size_bytes = int(chunk_bytes / collective.chunk_bytes(1))
     try:
         simulated = simulate(program, topology, size_bytes, collective=collective)
     except CheckFailed:
-        return {}
+        return Turns({}, "the model of the cluster cannot run the program")
     index = {(gpu.rank, tb.id): n for gpu in program.gpus for n, tb in enumerate(gpu.threadblocks)}
     price = costs(topology, collective.chunk_bytes(size_bytes))
     # A simulation's activities stand in the order of their starts.
@@ -87,7 +92,7 @@ def turns(
     ]
     keys = [(a.rank, a.dst, order.send_tag[a.rank, index[a.rank, a.threadblock], a.step]) for a in messages]
     users: defaultdict[int, list[int]] = defaultdict(list)  # of each resource the messages so far
-    found: Turns = {}
+    found: dict[Key, tuple[Gate, ...]] = {}
     for number, message in enumerate(messages):
         gates: dict[tuple[int, Key], float] = {}
         for resource, _ in price.holds[message.link]:
@@ -104,7 +109,11 @@ def turns(
             found[keys[number]] = tuple(Gate(*place, part) for place, part in sorted(gates.items()))
     waits = {key: tuple(gate.message for gate in gates) for key, gates in found.items()}
     everyone = [plans[rank] for rank in range(program.ranks)]
-    return found if finishes(everyone, everyone[0].direct, waits) else {}
+    if not finishes(everyone, everyone[0].direct, waits):
+        return Turns({}, "some messages would wait for each other in a circle")
+    if not found:
+        return Turns({}, "no long message between nodes has another before it on its links")
+    return Turns(found)
 
 
 def _is_long(message: Activity, alpha_fs: int) -> bool:

@@ -45,7 +45,7 @@ def one(job, program, elements, dtype, op, how, inplace=False):
         if how == "turns":
             found = turns.turns(
                 program, collective, order, compiled.plans, CLUSTER, NODES, chunk_bytes, paced.PLAIN_BYTES
-            )
+            ).gates
             GATES.update(gate.seen_by != key[0] for key, gates in found.items() for gate in gates)
         transport = paced.PacedTransport(job.MPI, inner, job.receipts, NODES, found, job.notices)
     else:  # "large": every message is "too long", and is counted in chunks

@@ -64,3 +64,56 @@ def test_a_long_message_on_a_slow_link_is_no_stall(tmp_path):
         pytest.skip(done.stderr.strip())
     assert done.returncode == 0, done.stderr
     assert "4194304" in done.stdout
+
+
+SLOW_UPLINKS = """
+schema: taccl/profile/v1
+name: slow-uplinks
+nodes: [0-1, 2-3]
+classes:
+  near: {alpha: 1, beta: 10}
+  far: {alpha: 1, beta: 400000}
+ports:
+  up0: {beta: 400000, kind: nic}
+  up1: {beta: 400000, kind: nic}
+links:
+  - [0, 1, near]
+  - [1, 0, near]
+  - [2, 3, near]
+  - [3, 2, near]
+  - [0, 2, far, [up0]]
+  - [0, 3, far, [up0]]
+  - [1, 2, far, [up0]]
+  - [1, 3, far, [up0]]
+  - [2, 0, far, [up1]]
+  - [2, 1, far, [up1]]
+  - [3, 0, far, [up1]]
+  - [3, 1, far, [up1]]
+"""
+
+
+def test_a_run_says_which_sizes_take_turns(tmp_path):
+    """Of the four messages that share an uplink all but the first wait, in both programs; short ones do not."""
+    path, out, profile = tmp_path / "alltoall.xml", tmp_path / "out.json", tmp_path / "slow.yaml"
+    path.write_text(write_xml(programs.ALL["alltoall"](4, 1)))
+    profile.write_text(SLOW_UPLINKS)
+    sizes = ("-b", "16K", "-e", "1M", "-f", "64", "-n", "1", "-w", "0", "--out-of-place")
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "tests.cluster", "run", "--nodes=2", "--ranks=2", "--rate=1gbit"),
+            *("--timeout=60", "--", sys.executable, "-m", "taccl", "run", str(path), *sizes, "-v"),
+            *("--profile", str(profile), "--against", str(path), "--json", str(out)),
+        ],
+        cwd=ROOT, text=True, capture_output=True, timeout=100,
+    )  # fmt: skip
+    if done.returncode == 77:
+        pytest.skip(done.stderr.strip())
+    assert done.returncode == 0, done.stderr
+    short, long = (row["out_of_place"] for row in json.loads(out.read_text())["results"])
+    assert (short["messages_with_turns"], long["messages_with_turns"]) == (0, 6)
+    assert "no long message" in short["no_turns"] and long["no_turns"] is None
+    said = [line for line in (done.stdout + done.stderr).splitlines() if "turns" in line]
+    assert said == [
+        f"taccl: 16384 bytes, out of place: no turns: {short['no_turns']}",
+        "taccl: 1048576 bytes, out of place: 6 messages wait for their turns",
+    ]

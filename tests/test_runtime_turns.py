@@ -35,6 +35,10 @@ def cluster(nodes, slow=()):
 
 
 def gates_of(nodes, pairs, slow=(), chunks=1, chunk_bytes=MB):
+    return turns_of(nodes, pairs, slow, chunks, chunk_bytes).gates
+
+
+def turns_of(nodes, pairs, slow=(), chunks=1, chunk_bytes=MB):
     """Of messages between pairs of ranks, each of some chunks in messages of their own, all ready at once."""
     topology = cluster(nodes, slow)
     ranks = topology.ranks
@@ -100,3 +104,10 @@ def test_a_program_needs_the_links_of_its_cluster():
         order = trace(program)
         plans = dict(enumerate(compile_ranks(program, order, {}, range(2), (0, 1))))
         turns(program, build("sendrecv", 2, 1, pairs=[(0, 1)]), order, plans, lonely, (0, 1), MB, LEAST_BYTES)
+
+
+def test_a_program_of_too_many_messages_has_none_and_says_so(monkeypatch):
+    pairs, nodes = [(0, 2), (1, 3)], [(0, 1), (2,), (3,)]
+    monkeypatch.setattr(turns_module, "MOST_MESSAGES", 1)
+    found = turns_of(nodes, pairs)
+    assert found.gates == {} and found.why_none == "the program has more than 1 messages"

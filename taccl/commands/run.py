@@ -14,7 +14,7 @@ from taccl.commands.options import Quantity
 from taccl.commands.run_data import read_data
 from taccl.commands.run_devices import DEVICE_TRANSPORTS
 from taccl.commands.run_prepare import prediction, predictor, prepare, with_transport
-from taccl.commands.run_report import calibrated, document, preamble, say_devices, write
+from taccl.commands.run_report import calibrated, document, preamble, say_devices, say_turns, write
 from taccl.program_file import collective_options
 
 if TYPE_CHECKING:
@@ -211,7 +211,12 @@ class RankedCommand(click.Command):
     shell_complete=files,
     help="Write one JSON document; - is stdout (the table goes to stderr).",
 )
-@click.option("-v", "--verbose", is_flag=True, help="Say which transport and memory each rank uses.")
+@click.option(
+    "-v",
+    "--verbose",
+    is_flag=True,
+    help="Say which transport and memory each rank uses, and which sizes take turns.",
+)
 @collective_options
 @click.pass_context
 def command(ctx: click.Context, /, **options: Any) -> None:
@@ -276,6 +281,8 @@ def _run(job: Job, options: dict[str, Any]) -> bool:
             text = table.line(row, name, ranks, settings.reference, predicted, table.codes(settings))
             print(text, file=out, flush=True)
             reports.append(calibrated(loaded, topology, row))
+            if options["verbose"]:
+                say_turns(row)
     if neighbours.nccl is not None:
         neighbours.nccl.close(job)
     measured = [found for row, _ in rows for found in row.modes.values()]

@@ -38,7 +38,10 @@ def prepare(job: Job, options: dict[str, Any]) -> tuple[Loaded, Loaded | None, S
     try:
         topology = None if options["topology"] is None else load_topology(options["topology"])
         loaded, opened = load_program(job, options["file"], options)
-        against = None if options["against"] is None else load_program(job, options["against"], options)[0]
+        against = None
+        if options["against"] is not None:
+            other, its = load_program(job, options["against"], options)
+            against = replace(other, topology=topology or its.topology)
     except OSError as error:
         place = str(error.filename or options["file"])
         raise InvalidInput([Diagnostic(place, 0, 0, "R100", error.strerror or str(error))]) from error

@@ -18,6 +18,22 @@ if TYPE_CHECKING:
     from taccl.synth.program import Program
 
 
+def say_turns(row: Row) -> None:
+    """On stderr, of each mode whose messages could take turns: how many wait for theirs, or why none does."""
+    for mode, found in row.modes.items():
+        if found.turns is not None:
+            said = (
+                f"{found.turns} messages wait for their turns"
+                if found.turns
+                else f"no turns: {found.no_turns}"
+            )
+            print(
+                f"taccl: {row.size_bytes} bytes, {mode.replace('_', ' ')}: {said}",
+                file=sys.stderr,
+                flush=True,
+            )
+
+
 NEAR = ("shm", "cuda-ipc", "staged-shm")  # transports that reach some ranks only
 
 

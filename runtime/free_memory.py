@@ -1,0 +1,64 @@
+"""Whether a size fits into the memory that is free, before any of it is taken."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from taccl.errors import EnvironmentProblem
+from taccl.runtime import gpu
+from taccl.runtime.bench_settings import Settings
+from taccl.runtime.bind import Compiled, buffer_elements
+from taccl.runtime.dtypes import DType
+from taccl.runtime.job import Job, Neighbours
+from taccl.runtime.layout import Layout
+from taccl.runtime.shm import ROOM_BYTES, ROOMS
+
+MEMORY_SHARE = 0.9  # of what is free; the rest is for Python and the MPI library
+
+
+def check_memory(
+    job: Job,
+    compiled: Compiled,
+    shape: Layout,
+    dtype: DType,
+    settings: Settings,
+    neighbours: Neighbours,
+    inside: int,
+    pinned: int,
+    cuda: gpu.Cuda | None,
+) -> None:
+    """Raise EnvironmentProblem where a size needs more than is free. inside, pinned: bytes that a rank needs beside its
+    buffers, in the memory of these and in pinned host memory."""
+    lengths = buffer_elements(compiled.collective, shape, job.rank)
+    mine = sum(lengths) * dtype.bytes
+    on_host = mine + (inside if cuda is None else pinned)
+    if settings.transport == "shm" and settings.buffers == "private":
+        on_host += min(ROOM_BYTES, ROOMS * mine)
+    free = available_bytes()
+    if on_host * job.board.node_ranks > free * MEMORY_SHARE:
+        raise EnvironmentProblem(
+            f"a size of {shape.elements * dtype.bytes} bytes needs {on_host} bytes on each of "
+            f"{job.board.node_ranks} ranks here, and {free} bytes are free; use a smaller -e"
+        )
+    if cuda is not None:
+        free = cuda.free_bytes()
+        device = (neighbours.nodes[job.rank], neighbours.devices[job.rank])
+        ranks = list(zip(neighbours.nodes, neighbours.devices, strict=True)).count(device)
+        if (mine + inside) * ranks > free * MEMORY_SHARE:
+            there = "" if ranks == 1 else f" from each of {ranks} ranks"
+            raise EnvironmentProblem(
+                f"a size of {shape.elements * dtype.bytes} bytes needs {mine + inside} bytes{there} on the device, "
+                f"and {free} are free; use a smaller -e"
+            )
+
+
+def available_bytes() -> int:
+    """Memory that this machine, or the control group that this process is in, can still give."""
+    free = [2**62]
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            free.append(int(line.split()[1]) * 1024)
+    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
+    if limit.exists() and used.exists() and limit.read_text().strip() != "max":
+        free.append(int(limit.read_text()) - int(used.read_text()))
+    return min(free)
