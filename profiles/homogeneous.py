@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import product
 from typing import TypeVar
 
 import numpy as np
@@ -151,12 +153,27 @@ def _add_nic(draft: Draft, nic: _NodeNic, node: int, base: int) -> None:
 @dataclass(frozen=True, slots=True)
 class _Network:
     link_class: LinkClass
-    joined: NDArray[np.int64]  # [links, 4]: ranks within their nodes, NICs of these nodes (-1: none)
+    near: dict[int, tuple[int, ...]]  # of each rank of a node that is joined its NICs; (-1,): none
+    rails: bool  # each rank with its like only, and not with all
 
     @property
     def links(self) -> int:
-        """From one node to another."""
-        return len(self.joined)
+        """From one node to another, counted without making them."""
+        ranks_with = Counter(len(nics) for nics in self.near.values())
+        if self.rails:
+            return sum(nics * ranks for nics, ranks in ranks_with.items())
+        pairs = product(ranks_with.items(), repeat=2)
+        return sum(min(a, b) * many * others for (a, many), (b, others) in pairs)
+
+    def joined(self) -> NDArray[np.int64]:
+        """[links, 4]: ranks within their nodes, NICs of these nodes."""
+        rows = [
+            (src, dst, out, into)
+            for src in self.near
+            for dst in ([src] if self.rails else self.near)
+            for out, into in zip(self.near[src], self.near[dst], strict=False)
+        ]
+        return np.array(rows, np.int64).reshape(-1, 4)
 
 
 def _network(draft: Draft, values: Values, per_node: int, nics: Sequence[_NodeNic]) -> _Network | None:
@@ -172,15 +189,9 @@ def _network(draft: Draft, values: Values, per_node: int, nics: Sequence[_NodeNi
     for number, nic in enumerate(nics):
         for rank in nic.ranks:
             near.setdefault(rank, []).append(number)
-    ends = sorted(near) if "nics" in values["node"].nodes else list(range(per_node))
-    rails = network.get("pairs", "all") == "rails"
-    joined = [
-        (src, dst, out, into)
-        for src in ends
-        for dst in ([src] if rails else ends)
-        for out, into in (zip(near[src], near[dst], strict=False) if near else [(-1, -1)])
-    ]
-    return _Network(link_class, np.array(joined, np.int64).reshape(-1, 4))
+    ends = sorted(near) if "nics" in values["node"].nodes else range(per_node)
+    ways = {rank: tuple(near.get(rank, (-1,))) for rank in ends}
+    return _Network(link_class, ways, network.get("pairs", "all") == "rails")
 
 
 def _connect(draft: Draft, network: _Network, per_node: int) -> None:
@@ -191,7 +202,7 @@ def _connect(draft: Draft, network: _Network, per_node: int) -> None:
     nodes = len(draft.nodes)
     ports = np.array([(nic.out_port, nic.in_port) for nic in draft.nics], np.int64)
     ports = ports.reshape(nodes, -1, 2)  # [node, NIC, way]
-    src, dst, out, into = network.joined.T
+    src, dst, out, into = network.joined().T
     for a in range(nodes):
         others = np.delete(np.arange(nodes), a)
         targets = (others[:, None] * per_node + dst).ravel()

@@ -23,7 +23,7 @@ from taccl.synth.cost import FS_PER_US, costs
 from taccl.synth.engines import BASELINES
 from taccl.synth.schedule import completion_fs, time_by_priority
 
-INSTANCES = 40
+INSTANCES = 25
 MAX_STATES = 6000
 
 
@@ -31,7 +31,8 @@ MAX_STATES = 6000
 @pytest.mark.parametrize("name", COLLECTIVES)
 def test_no_optimum_is_below_a_bound(name: str, grain: str) -> None:
     solved = tight = 0
-    for seed in range(INSTANCES):
+    # Few searches of allreduces come to an end.
+    for seed in range(40 if name == "allreduce" else INSTANCES):
         rng = random.Random(f"{name} {seed}")
         few = name in (*MANY_CHUNKS, "allreduce", "alltoallv")
         topology = random_topology(rng, 3 if few else 4)

@@ -97,7 +97,6 @@ def complaints_about(found: dict[str, Any], profile: Path, of: Layout) -> list[s
 @pytest.mark.parametrize(
     "of",
     [
-        pytest.param(layout(2, 4, "200mbit", latency_us=1000), id="2x4-latency"),
         pytest.param(layout(4, 2, "200mbit", {3: "50mbit"}, latency_us=1000), id="4x2-one-slow-latency"),
         pytest.param(layout(3, 2, "100mbit", {1: "40mbit"}), id="3x2-one-slow-shaped-by-the-kernel"),
     ],

@@ -72,8 +72,8 @@ def test_what_needs_a_program_says_so(schedule: Path, command: str) -> None:
 
 def test_no_program_is_written(tmp_path: Path) -> None:
     result = run(
-        "synth", "-t", "torus2d:16x16", "-c", "allgather", "--size", "1MB", "--partition", "1", "-o",
-        str(tmp_path / "ag.xml"),
+        "synth", "-t", "torus2d:16x16", "-c", "allgather", "--size", "1MB", "--partition", "1",
+        "--time-limit", "1", "-o", str(tmp_path / "ag.xml"),
     )  # fmt: skip
     assert result.exit_code == 4
     assert "-o FILE.json" in result.output
