@@ -33,7 +33,7 @@ from taccl.runtime.turns import Gate, Key
 SEGMENT_BYTES = 64 << 10
 OPEN_MPI_SEGMENT_BYTES = 60 << 10  # and a header: less than 64 KB
 SEGMENTS = (
-    4  # of one message that are on their way; more than the bytes that a round trip takes on most networks
+    8  # of one message that are on their way; more than the bytes that a round trip takes on most networks
 )
 BUFFER_BYTES = 128 << 10  # with no more than this unconfirmed at a peer, what was handed over counts as sent
 PLAIN_BYTES = 8 << 10  # messages up to here need no pace: they go as they are
