@@ -64,6 +64,7 @@ def read_topology(
         reduce_beta_us_per_mb=_reduce(values, "beta"),
         source=values.get("source", ""),
         codecs=codecs,
+        load_us=values.get("load", Fraction(0)),
     )
     topology.check()
     return topology

@@ -33,6 +33,8 @@ def write_topology(topology: Topology, description: str = "") -> str:
     if topology.reduce_alpha_us or topology.reduce_beta_us_per_mb:
         alpha, beta = number_text(topology.reduce_alpha_us), number_text(topology.reduce_beta_us_per_mb)
         lines.append(f"reduce: {{alpha: {alpha}, beta: {beta}}}")
+    if topology.load_us:
+        lines.append(f"load: {number_text(topology.load_us)}  # us a message, where all ranks send at once")
     lines += codec_lines(topology.codecs)
     if classes:
         lines.append("classes:  # alpha and occupancy in us, beta in us/MB")

@@ -265,6 +265,11 @@ PROFILE = Record(
             ),
             "what reducing costs a rank (default: nothing)",
         ),
+        "load": Field(
+            _ALPHA,
+            "what each message adds where all ranks send at once, in us, because they share cores (default: nothing); "
+            "it decides between schedules of about the same time",
+        ),
         "codecs": Field(ListOf(CODEC, maximum=1000), "what codecs cost and gain, each once for a type"),
         "classes": Field(MapOf(LINK_CLASS, _CLASS), "link classes by name"),
         "ports": Field(MapOf(PORT, _NAME, MAX_PORTS), "ports by name"),

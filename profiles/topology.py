@@ -63,6 +63,9 @@ class Topology:
     reduce_beta_us_per_mb: Fraction = Fraction(0)
     source: str = ""  # where the numbers come from
     codecs: tuple[CodecCost, ...] = ()  # that were measured; each (codec, dtype) once
+    # What a message adds where all ranks send at once, because they share cores; no part of any time, it only decides
+    # between schedules.
+    load_us: Fraction = Fraction(0)
 
     @property
     def ranks(self) -> int:
@@ -96,6 +99,8 @@ class Topology:
             for index, link in enumerate(self.links):
                 if (fault := fault_of(link, len(members), len(self.ports))) is not None:
                     raise ValueError(f"link {index} ({link.src}->{link.dst}): {fault}")
+        if self.load_us < 0:
+            raise ValueError("the load of a message must not be below 0")
         if (fault := fault_of_codecs(self.codecs)) is not None:
             raise ValueError(fault)
         for nic in self.nics:

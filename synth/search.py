@@ -22,7 +22,7 @@ from taccl.synth.check_algorithm import check_algorithm
 from taccl.synth.cluster.compose import compose, composes
 from taccl.synth.cluster.lengths import lengths
 from taccl.synth.collective import Collective, refined
-from taccl.synth.cost import Costs
+from taccl.synth.cost import Costs, ceil_fs
 from taccl.synth.engines.greedy import Taste, funnelled, greedy, tastes
 from taccl.synth.forest.search import COLLECTIVES as FOREST_COLLECTIVES
 from taccl.synth.forest.search import Effort as ForestEffort
@@ -144,7 +144,7 @@ class Search:
         if candidate is None or not obeys(self.restrictions, self.topology, p.collective, candidate.messages):
             return None
         key = (p.collective.partition, candidate.engine)
-        if key not in self.of_engine or candidate.time_fs < self.of_engine[key].time_fs:
+        if key not in self.of_engine or self.judged_fs(candidate) < self.judged_fs(self.of_engine[key]):
             self.of_engine[key] = candidate
         known = self.best_of.get(p.collective.partition)
         if known is not None and candidate.time_fs >= known.time_fs:
@@ -157,6 +157,26 @@ class Search:
             self.best = candidate
             self.report(f"{candidate.engine}, {p.collective.partition} per block", candidate.time_fs)
         return candidate
+
+    def judged_fs(self, candidate: Candidate) -> int:
+        """The time of a schedule, and what its messages add where ranks share cores."""
+        return candidate.time_fs + len(candidate.messages) * ceil_fs(self.topology.load_us)
+
+    def chosen(self) -> Candidate | None:
+        """The best schedule: the quickest, or where ranks share cores one of fewer messages."""
+        best = self.best
+        if best is None or not self.topology.load_us:
+            return best
+        ranked = sorted(
+            self.of_engine.values(),
+            key=lambda c: (self.judged_fs(c), c.time_fs, c.collective.partition, c.engine),
+        )
+        for candidate in ranked:
+            if self.judged_fs(candidate) >= self.judged_fs(best):
+                break
+            if not check_algorithm(candidate.algorithm(self.topology, self.size_bytes), self.topology):
+                return candidate
+        return best
 
     def one_sum(self, partition: int) -> Candidate | None:
         """The best of a chunking that the models can start from: no rank holds several sums of a chunk."""

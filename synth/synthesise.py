@@ -104,7 +104,7 @@ def synthesise_several(
         if search.best is None and not search.should_stop():
             search.rescue(ladder[0])
         _models(search, request, ladder)
-    best = search.best
+    best = search.chosen()
     if best is None:
         if should_stop and should_stop():
             raise Interrupted("stopped before a first algorithm was found")
@@ -135,7 +135,7 @@ def synthesise_several(
         return replace(
             found,
             certificate=_certificate(search, candidate, lower_fs, bound_by, whole.time_fs),
-            provenance={**provenance(request), "workers": request.workers},
+            provenance={**provenance(request), "workers": request.workers, **_quickest(search, candidate)},
         )
 
     rest = sorted(
@@ -143,6 +143,18 @@ def synthesise_several(
         key=lambda c: (c.time_fs, c.collective.partition, c.engine),
     )
     return map(certified, (best, *rest[:others]))
+
+
+def _quickest(search: Search, candidate: Candidate) -> dict[str, object]:
+    """Where messages cost what no time shows: that, and the schedule that would be quicker without."""
+    quickest, load_us = search.best, search.topology.load_us
+    if quickest is None or not load_us or candidate.time_fs <= quickest.time_fs:
+        return {}
+    return {
+        "load_us": float(load_us),
+        "quickest_us": us(quickest.time_fs),
+        "quickest_messages": len(quickest.messages),
+    }
 
 
 def _models(search: Search, request: Request, ladder: list[int]) -> None:
@@ -159,7 +171,9 @@ def _models(search: Search, request: Request, ladder: list[int]) -> None:
             if search.finished():
                 return
             search.pack(partition, 0.3 * budget / len(ladder))
-    ranked = sorted((k for k in search.best_of if k in ladder), key=lambda k: (search.best_of[k].time_fs, k))
+    ranked = sorted(
+        (k for k in search.best_of if k in ladder), key=lambda k: (search.judged_fs(search.best_of[k]), k)
+    )
     for partition in ranked[:2]:
         timed = [
             partial(search.trees, partition, 0.1 * budget, symmetric=True),

@@ -208,6 +208,24 @@ def test_the_profile_can_be_read_back() -> None:
     assert [cls["links"] for cls in told["classes"]] == [32, 24]
 
 
+@pytest.mark.parametrize("noise", [0.0, 0.02])
+def test_what_messages_take_from_each_other_is_found(noise: float) -> None:
+    crowded = machine(2, 4, [1000.0] * 2, noise=noise)
+    crowded.load_us = 20.0
+    found = survey(crowded, QUICK)
+    assert found.load_us == pytest.approx(20, rel=0.15)
+    result = topology(found, "crowded", "simulated")
+    assert result.load_us == pytest.approx(20, rel=0.15)
+    assert read_topology(write_topology(result), "crowded.yaml") == result
+    assert document(found, result)["load_us"] == float(result.load_us)
+    # Links and ports are those of ranks that have a core to themselves.
+    alone = topology(survey(machine(2, 4, [1000.0] * 2, noise=noise), QUICK), "crowded", "simulated")
+    assert alone.load_us == 0
+    for crowd, calm in zip(result.links, alone.links, strict=True):
+        assert crowd.ports == calm.ports
+        assert float(crowd.alpha_us) == pytest.approx(float(calm.alpha_us), rel=0.1)
+
+
 def test_what_a_fit_leaves_of_nothing_can_be_read_back() -> None:
     found = survey(machine(1, 3, None, noise=0.0), QUICK)
     fitted = found.classes[0]

@@ -380,7 +380,16 @@ def topologies(draw: Any) -> Topology:
         for kind in draw(st.lists(kinds, unique=True, max_size=3))
     )
     return Topology(
-        draw(NAMES), tuple(nodes), tuple(links), ports, switches, nics, *reduce, draw(source), codecs
+        draw(NAMES),
+        tuple(nodes),
+        tuple(links),
+        ports,
+        switches,
+        nics,
+        *reduce,
+        draw(source),
+        codecs,
+        draw(st.one_of(st.just(Fraction(0)), RATES)),
     )
 
 

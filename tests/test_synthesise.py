@@ -114,6 +114,20 @@ def test_published_reference_points(spec: str, name: str, partition: int, us_exp
     proved(answer, topology)
 
 
+def test_where_messages_cost_processor_time_few_of_them_are_better() -> None:
+    topology = load_topology("mesh2d:2x3")
+    quickest = synthesise(Request(topology, "allreduce", 10**5, time_limit_s=1.0))
+    crowded = replace(topology, load_us=Fraction(1))
+    answer = synthesise(Request(crowded, "allreduce", 10**5, time_limit_s=1.0))
+    proved(answer, crowded)
+    assert answer.time_fs > quickest.time_fs
+    assert us(answer.time_fs) + len(answer.messages) < us(quickest.time_fs) + len(quickest.messages)
+    assert answer.certificate.lower_bound_us == quickest.certificate.lower_bound_us
+    assert answer.provenance["load_us"] == 1
+    assert answer.provenance["quickest_us"] <= us(quickest.time_fs) + 1e-6
+    assert "quickest_us" not in quickest.provenance
+
+
 def test_the_same_request_gives_the_same_answer() -> None:
     topology = load_topology("mesh2d:2x3")
     request = Request(topology, "alltoall", 10**6, time_limit_s=2.0, partition=1)

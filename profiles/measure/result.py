@@ -60,6 +60,7 @@ def topology(found: Survey, name: str, source: str) -> Topology:
         reduce_alpha_us=or_none(found.reduce_alpha_us, MIN_TIME_US),
         reduce_beta_us_per_mb=or_none(found.reduce_beta_us_per_mb, MIN_BETA_US_PER_MB),
         source=source,
+        load_us=or_none(found.load_us, MIN_TIME_US),
     )
     result.check()
     return result
@@ -130,6 +131,7 @@ def document(found: Survey, result: Topology, codecs: Sequence[CodecFit] = ()) -
             {"name": port.name, "kind": port.kind, "beta_us_per_mb": float(port.beta_us_per_mb)}
             for port in result.ports
         ],
+        "load_us": float(result.load_us),
         "codecs": [codec_document(fit) for fit in codecs],
         "pairs": [
             {

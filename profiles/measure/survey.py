@@ -16,6 +16,7 @@ from taccl.profiles.measure.boundary import Partition, by_name, find_nodes
 from taccl.profiles.measure.classes import LinkClass, classify, pool
 from taccl.profiles.measure.contention import FoundPort, find_ports
 from taccl.profiles.measure.fit import LinkFit, Point, fit_link, interval95, rough_link
+from taccl.profiles.measure.load import find_load
 from taccl.profiles.measure.probe import (
     TINY_BYTES,
     Probe,
@@ -79,6 +80,7 @@ class Survey:
     ports: tuple[FoundPort, ...]
     reduce_alpha_us: float
     reduce_beta_us_per_mb: float
+    load_us: float  # what each message adds where all ranks send at once
     concurrent: bool  # pairs were measured side by side (and shown not to disturb each other)
 
 
@@ -147,6 +149,7 @@ def survey(
         ports=tuple(_snapped(ports, classes)),
         reduce_alpha_us=max(small - beta * 1024 / 1e6, 0.0),
         reduce_beta_us_per_mb=beta,
+        load_us=find_load(prober, nodes, 2 * effort.repeats + 5),
         concurrent=concurrent and any(len(members) > 1 for members in rounds),
     )
 

@@ -19,7 +19,7 @@ from taccl.synth.coding.flow import Flow, flow, permitted
 from taccl.synth.coding.model import decide
 from taccl.synth.coding.plan import CodingPlan
 from taccl.synth.collective import refined
-from taccl.synth.cost import costs
+from taccl.synth.cost import ceil_fs, costs
 from taccl.synth.models.packing import refine
 from taccl.synth.models.solver import Strategy
 from taccl.synth.schedule import as_transfers, completion_fs, time_by_priority
@@ -63,6 +63,11 @@ class Choice:
         return replace(self.algorithm, coding=CodingPlan(self.cost, self.coded, self.time_fs, 0.0, 0.0))
 
 
+def judged_fs(choice: Choice, topology: Topology) -> int:
+    """The time of a choice, and what its messages add where ranks share cores."""
+    return choice.time_fs + len(choice.algorithm.messages) * ceil_fs(topology.load_us)
+
+
 def by_links(
     algorithm: Algorithm, topology: Topology, cost: CodecCost, links: Collection[int]
 ) -> Choice | None:
@@ -79,7 +84,7 @@ def cut_finer(
     for finer in _finer(best.algorithm, topology, should_stop):
         whole = chosen(finer, topology, best.cost, ())
         found = _best_of_kinds(whole, topology, links) if whole else None
-        if found is None or found.time_fs >= WORTHWHILE * best.time_fs:
+        if found is None or judged_fs(found, topology) >= WORTHWHILE * judged_fs(best, topology):
             break
         best = found
     return best

@@ -23,6 +23,7 @@ from taccl.synth.coding.choose import (
     by_links,
     chosen,
     cut_finer,
+    judged_fs,
     polished,
 )
 from taccl.synth.coding.node_sums import node_sums
@@ -107,7 +108,7 @@ def with_codec(
             if cut and choice.time_fs <= MOST_BEHIND * min(other.time_fs for other in found):
                 finer = cut_finer(choice, topology, allowed, late)
                 found += [] if finer is choice else [finer]
-    found.sort(key=lambda choice: choice.time_fs)
+    found.sort(key=lambda choice: judged_fs(choice, topology))
     effort = Effort(
         round(CLOCKED_PER_WALL * request.time_limit_s / MOST_POLISHED),
         DETERMINISTIC_PER_WALL * request.time_limit_s / MOST_POLISHED,
@@ -115,9 +116,9 @@ def with_codec(
     best = [
         polished(choice, topology, allowed, effort, request.seed, late) for choice in found[:MOST_POLISHED]
     ]
-    for choice in sorted([*best, *found], key=lambda choice: choice.time_fs):
+    for choice in sorted([*best, *found], key=lambda choice: judged_fs(choice, topology)):
         if choice.time_fs >= WORTHWHILE * uncoded_fs:
-            return None
+            continue
         kept = choice if choice.algorithm is uncoded else _as_lowered(choice, topology)
         if kept is None or kept.time_fs >= WORTHWHILE * uncoded_fs:
             continue

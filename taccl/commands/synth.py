@@ -313,6 +313,12 @@ def _table(found: dict[str, Any]) -> str:
     if found["no_program"]:
         reason = found["no_program"].splitlines()[0]
         rows[-1] = ("schedule", f"{found['messages']} messages, checked; no program: {reason}")
+    made = found["provenance"]
+    if "quickest_us" in made:
+        others = f"{made['quickest_messages']} would take {made['quickest_us']:.3f} us by their links"
+        rows.append(
+            ("few messages", f"each takes {made['load_us']:g} us from cores that ranks share; {others}")
+        )
     coding = found["coding"]
     if coding is not None:
         times = f"{coding['uncoded_time_us'] / coding['time_us']:.2f} times as fast"

@@ -32,6 +32,7 @@ class SimulatedProber:
     occupancy_share: float = 1.0  # of alpha
     noise: float = 0.0
     outliers: float = 0.0
+    load_us: float = 0.0  # what each message adds where several flows run side by side
     seed: int = 0
     probes: list[Probe] = field(default_factory=list)  # all that was asked
     _random: random.Random = field(init=False)
@@ -56,7 +57,9 @@ class SimulatedProber:
                     )
                 else:
                     for f, (flow, trial) in enumerate(zip(probe.flows, row, strict=True)):
-                        times[t, f, repeat] = self._disturbed(self._time(flow, trial))
+                        crowd = sum(one.acks * one.messages for one in row) if len(row) > 1 else 0
+                        shared_us = self.load_us * crowd
+                        times[t, f, repeat] = self._disturbed(self._time(flow, trial) + shared_us)
         return times
 
     def reduce_times(self, sizes: Sequence[int]) -> Sequence[float]:

@@ -35,9 +35,11 @@ _AHEAD_S = 0.01  # how far ahead a node may send: later frames wait in its own k
 
 
 def open_tap(name: str) -> int:
-    """A new TAP device in this network namespace; frames are read and written with a header of HEAD_BYTES before them."""
+    """A new TAP device in this network namespace; each frame that is read or written has HEAD_BYTES of a header."""
     tap = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
-    fcntl.ioctl(tap, _TUNSETIFF, struct.pack("16sH22s", name.encode(), _IFF_TAP | _IFF_NO_PI | _IFF_VNET_HDR, b""))
+    fcntl.ioctl(
+        tap, _TUNSETIFF, struct.pack("16sH22s", name.encode(), _IFF_TAP | _IFF_NO_PI | _IFF_VNET_HDR, b"")
+    )
     fcntl.ioctl(tap, _TUNSETOFFLOAD, _OFFLOAD)
     return tap
 
