@@ -76,7 +76,7 @@ def build_homogeneous(draft: Draft, values: Values, nodes: int | None) -> None:
             _add_switch(draft, switch, prefix, base)
         for nic in nics:
             _add_nic(draft, nic, n, base)
-    if network is not None:
+    if network is not None and count > 1:
         _connect(draft, network, per_node)
 
 

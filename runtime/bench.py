@@ -366,6 +366,9 @@ def _time(
     taken = np.zeros((len(runs), settings.iterations))
     for turn in range(-settings.warmup, settings.iterations):
         for index, run in enumerate(runs):
+            # The first may be held up behind what the run before left on slow links, and ranks then leave it at
+            # different times; the second finds them empty.
+            job.barrier()
             job.barrier()
             if index:
                 job.watchdog.doing("it is inside MPI's own collective")

@@ -63,6 +63,7 @@ class BoundCollective:
         facts = (
             collective, dtype.name, op, shape, inplace, None if codec is None else codec.name, links,
             None if plan is None else plan.facts(), feedback is not None, reach is not None,
+            loaded.topology is None,
         )  # fmt: skip
         job.agree_on(fingerprint(loaded.program, facts), "program, arrays or options")
         neighbours = job.share_memory() if reach is None else reach[1]

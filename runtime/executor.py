@@ -21,25 +21,22 @@ until all streams are done.
 
 from __future__ import annotations
 
-import functools
 import time
 from bisect import insort
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
+from taccl.runtime.actions import Action, Actions
 from taccl.runtime.codec_thread import CodecThread, Coder, Inline
-from taccl.runtime.compile import Operation, Plan, Range, essential, followers, staged
+from taccl.runtime.compile import Operation, Plan, essential, followers, staged
 from taccl.runtime.device_frames import DeviceFrames
 from taccl.runtime.frames import FrameMemory
 from taccl.runtime.gpu import Cuda
 from taccl.runtime.streams import CODING, PASSED, SETTLED, WORK, Lane, Streams
-from taccl.runtime.transport import Message, Port, Transport, used_bytes
+from taccl.runtime.transport import Message, Port, Transport
 
 PATIENCE = 16  # polls without success before all outstanding messages are polled
 
-Action = Callable[[], object]
 # What to call, the polled messages that it starts, operations with one predecessor less, how many are finished.
 Script = tuple[tuple[Action, ...], tuple[int, ...], tuple[int, ...], int]
 
@@ -80,16 +77,21 @@ class Executor:
         self._sized = frames is not None and frames.sizes.sized
         self.transport = transport
         self.left = 0  # operations; falls while there is progress
-        self._memory, self._chunk, self._combine = memory, chunk_elements, combine
+        self._chunk, self._combine = chunk_elements, combine
         self._marks = marks
         self._messages: dict[int, Message] = {}
+        self._actions = Actions(plan, memory, chunk_elements, combine, self._messages, frames, self._streams)
         self._closed = ""  # what the beginning of the run waits for
         self._lines: list[list[int]] = []
         self._late: list[tuple[Port, list[int]]] = []
         for number, op in enumerate(plan.operations):
             if op.kind == "send":
                 self._messages[number] = transport.send(
-                    self._view(op.src), op.peer, op.tag, self._sized and bool(op.frames), *self._lane(number)
+                    self._actions.view(op.src),
+                    op.peer,
+                    op.tag,
+                    self._sized and bool(op.frames),
+                    *self._lane(number),
                 )
 
     def _lane(self, number: int) -> tuple[Lane, ...]:
@@ -102,21 +104,17 @@ class Executor:
             lane.head = self._frames.head(area)
         return (lane,)
 
-    def _view(self, extent: Range | None) -> Any:
-        assert extent is not None
-        buffer, first, count = extent
-        if buffer == "f":
-            assert self._frames is not None
-            return self._frames.view(extent)
-        return self._memory[buffer][first * self._chunk : (first + count) * self._chunk]
-
     def connect(self) -> None:
         """Register the receives and lay everything out for the runs."""
         operations = self.plan.operations
         for number, op in enumerate(operations):
             if op.kind == "recv":
                 self._messages[number] = self.transport.recv(
-                    self._view(op.dst), op.peer, op.tag, self._sized and bool(op.frames), *self._lane(number)
+                    self._actions.view(op.dst),
+                    op.peer,
+                    op.tag,
+                    self._sized and bool(op.frames),
+                    *self._lane(number),
                 )
         in_order = self.transport.buffered and self._marks is None
         if isinstance(self._frames, FrameMemory):
@@ -148,7 +146,7 @@ class Executor:
                 return WORK
             if operations[number].kind == "send" or message.view is None:
                 return SETTLED
-            return PASSED if self._lends(number) else WORK
+            return PASSED if self._actions.lends(number) else WORK
 
         streams.connect(needed, [leaves(n) for n in range(len(operations))], set(messages))
         last = tuple(number for number, later in enumerate(followers(needed)) if not later)
@@ -168,7 +166,7 @@ class Executor:
                 leads.update(operations[number].predecessors)
         for number, op in enumerate(operations):
             if op.kind in CODING:
-                work = frames.work(op, self._view, self._chunk, self._combine)
+                work = frames.work(op, self._actions.view, self._chunk, self._combine)
                 turn = 0 if number in leads else 1 if number in awaited else 2
                 self._messages[number] = coder.message(work, turn)
 
@@ -196,12 +194,12 @@ class Executor:
             if arrived is not None:
                 if self._marks is not None and operations[arrived].kind == "recv":
                     actions.append(self._mark(arrived))
-                if (action := self._arrival(arrived, operations[arrived])) is not None:
+                if (action := self._actions.arrival(arrived, operations[arrived])) is not None:
                     actions.append(action)
                 finish(arrived)
             while stack:
                 number = stack.pop()
-                action = self._action(number, operations[number])
+                action = self._actions.beginning(number, operations[number])
                 if self._marks is not None and operations[number].kind == "send":
                     actions.append(self._mark(number))
                 if action is not None:
@@ -235,25 +233,14 @@ class Executor:
                 assert arrived is not None
                 steps.append((arrived, number, actions))
                 # Of what is staged the next operation is the only reader.
-                action = None if self._reduces_next(number) else self._arrival(number, op)
-            elif op.kind == "reduce" and self._reduces_next(number - 1):
-                action = self._reduce_from(op, self._messages[number - 1].lies)
+                action = None if self._actions.reduces_next(number) else self._actions.arrival(number, op)
+            elif op.kind == "reduce" and self._actions.reduces_next(number - 1):
+                action = self._actions.reduce_from(op, self._messages[number - 1].lies)
             else:
-                action = self._action(number, op)
+                action = self._actions.beginning(number, op)
             if action is not None:
                 actions.append(action)
         return [(_true, -1, begin), *steps]
-
-    def _reduces_next(self, number: int) -> bool:
-        """Whether this is a receive whose data the next operation can reduce where they lie."""
-        if number < 0 or not staged(self.plan.operations[number]):
-            return False
-        return self.plan.operations[number + 1].kind == "reduce" and self._messages[number].lies is not None
-
-    def _reduce_from(self, op: Operation, lies: Callable[[], Any] | None) -> Action:
-        assert lies is not None
-        combine, mine, result = self._combine, self._view(op.src), self._view(op.dst)
-        return lambda: combine(mine, lies(), out=result)
 
     def _in_order(self) -> Generator[int]:
         """Do the steps, for run after run; yields how many are left when a message has not arrived, and at the end."""
@@ -309,69 +296,6 @@ class Executor:
         marks = self._marks
         assert marks is not None
         return lambda: marks.append((number, time.perf_counter()))
-
-    def _action(self, number: int, op: Operation) -> Action | None:
-        """What starts an operation; a local one is finished by it."""
-        if number in self._messages:
-            return self._messages[number].start
-        if op.kind in CODING:
-            assert self._streams is not None and isinstance(self._frames, DeviceFrames)
-            put = self._frames.work(number, op, self._view, self._combine)
-            return self._then(number, self._streams.within(number, put), None)
-        received = op.src if op.kind == "copy" else op.received
-        lender = self._messages[number - 1] if self._lends(number - 1) else None
-        operand = self._view(received) if lender is None else lender.view
-        if op.kind == "copy":
-            return self._then(number, self._copy(number, self._view(op.dst), operand), lender)
-        mine, result = self._view(op.src), self._view(op.dst)
-        if self._streams is not None:
-            work = self._streams.reduce(number, self._combine, mine, operand, result)
-        else:
-            work = functools.partial(self._combine, mine, operand, out=result)
-        return self._then(number, work, lender)
-
-    def _then(self, number: int, work: Action, lender: Message | None) -> Action:
-        """A local operation's work, and after it the word to the sender that its memory was read."""
-        release = None if lender is None else lender.release
-        if self._streams is not None:
-            return self._streams.work(number, work, release)
-        return work if release is None else _both(work, release)
-
-    def _lends(self, number: int) -> bool:
-        """Whether this is a receive after which the next operation reads the sender's memory."""
-        return (
-            self.plan.direct
-            and number >= 0
-            and staged(self.plan.operations[number])
-            and self._messages[number].view is not None
-        )
-
-    def _arrival(self, number: int, op: Operation) -> Action | None:
-        """What to do with a message that has arrived."""
-        message = self._messages[number]
-        if op.kind != "recv" or message.view is None or self._lends(number):
-            return message.take
-        if op.frames and self._sized:
-            target, view = self._view(op.dst), message.view
-            if self._streams is not None:
-                assert message.used is not None
-                return self._then(
-                    number, self._streams.copy_used(number, target, view, message.used), message
-                )
-
-            def copy() -> None:
-                used = used_bytes(view)
-                target[:used] = view[:used]
-
-            return self._then(number, copy, message)
-        return self._then(number, self._copy(number, self._view(op.dst), message.view), message)
-
-    def _copy(self, number: int, target: Any, source: Any) -> Action:
-        if self._streams is not None:
-            return self._streams.copy(number, target, source)
-        # Assignment to a memoryview has a third of the cost of numpy's, and moves as many bytes a second.
-        into, of = memoryview(target.view(np.uint8)), memoryview(source.view(np.uint8))
-        return functools.partial(into.__setitem__, slice(None), of)
 
     @property
     def coding(self) -> bool:
@@ -575,16 +499,8 @@ class Executor:
         # Views of shared memory live on in them.
         self._messages.clear()
         self._scripts, self._groups, self._steps = [], [], []
-        self._memory = {}
+        self._actions.forget()
 
 
 def _true() -> bool:
     return True
-
-
-def _both(work: Action, then: Action) -> Action:
-    def both() -> None:
-        work()
-        then()
-
-    return both

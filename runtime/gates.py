@@ -47,6 +47,11 @@ class Progress:
         """A run begins."""
         self._next = 0
 
+    @property
+    def left(self) -> bool:
+        """Whether something is still to be told."""
+        return self._next < len(self._words)
+
     def reached(self, segments: int, count: int) -> None:
         """So many segments of all have come."""
         while self._next < len(self._words) and segments >= self._words[self._next][0] * count:

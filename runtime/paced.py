@@ -218,9 +218,10 @@ class _Peer:
     def look(self) -> None:
         """See what counts as sent now."""
         if self.handed and self.unconfirmed <= BUFFER_BYTES:
-            for message in self.handed:
-                message.done = True
-            self.handed.clear()
+            # A rank whose messages count as sent may leave the run, so those that others wait for are followed further.
+            handed, self.handed = self.handed, [message for message in self.handed if message.told_of]
+            for message in handed:
+                message.done = not message.told_of
 
 
 class _Outgoing:
@@ -263,6 +264,11 @@ class _Outgoing:
         if self._started and not self._closed:
             self._begin()
 
+    @property
+    def told_of(self) -> bool:
+        """Whether some message waits for this one to come further."""
+        return self._progress is not None and self._progress.left
+
     def held(self) -> bool:
         """Whether it is started and waits for its gates."""
         return self._started and self._closed > 0
@@ -304,13 +310,13 @@ class _Outgoing:
         self._confirmed += 1
         if self._sent < self._count:
             self._hand_over(slot)
-        elif self._confirmed == self._count and self in self._to.handed:
+        if self._progress is not None:
+            self._progress.reached(self._confirmed, self._count)
+        if self._confirmed == self._count and self in self._to.handed:
             # Whatever else the peer has not taken yet: it may be waiting for this very message to be followed.
             self._to.handed.remove(self)
             self.done = True
         self._to.look()
-        if self._progress is not None:
-            self._progress.reached(self._confirmed, self._count)
 
     def free(self) -> None:
         """Free the requests; the last run is over."""

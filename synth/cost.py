@@ -19,6 +19,11 @@ FS_PER_US = 10**9
 LONG_CHUNK = 20
 
 
+def load_fs(topology: Topology, messages: int) -> int:
+    """What so many messages add where ranks share cores; part of no time."""
+    return messages * ceil_fs(topology.load_us)
+
+
 def ceil_fs(us: Fraction) -> int:
     """A duration in us as femtoseconds, rounded up."""
     return -((-us.numerator * FS_PER_US) // us.denominator)

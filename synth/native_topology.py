@@ -40,6 +40,8 @@ def topology_lines(topology: Topology) -> Iterator[str]:
         f'"reduce_alpha_us": {_number(topology.reduce_alpha_us)}, '
         f'"reduce_beta_us_per_mb": {_number(topology.reduce_beta_us_per_mb)},'
     )
+    if topology.load_us:
+        yield f'"load_us": {_number(topology.load_us)},'
     if topology.codecs:
         yield from _array("codecs", [_codec(cost) for cost in topology.codecs], ",")
     yield f'"nodes": {json.dumps([list(node) for node in topology.nodes])},'
@@ -74,7 +76,7 @@ def read_topology_value(place: Place) -> Topology:
     """The topology at a place. Raises InvalidInput."""
     place.only(
         "name", "source", "reduce_alpha_us", "reduce_beta_us_per_mb", "nodes", "ports", "switches", "nics",
-        "link_classes", "links", "codecs",
+        "link_classes", "links", "codecs", "load_us",
     )  # fmt: skip
     nodes = tuple(_ranks(node, least=0) for node in place.at("nodes").items(1, MAX_RANKS))
     if sum(map(len, nodes)) > MAX_RANKS:
@@ -92,6 +94,7 @@ def read_topology_value(place: Place) -> Topology:
         reduce_beta_us_per_mb=_not_negative(place.at("reduce_beta_us_per_mb")),
         source=place.at("source").text(),
         codecs=_codecs(place.at("codecs")) if "codecs" in place.mapping() else (),
+        load_us=_not_negative(place.at("load_us")) if "load_us" in place.mapping() else Fraction(0),
     )
     try:
         topology.check()

@@ -22,7 +22,7 @@ from taccl.synth.check_algorithm import check_algorithm
 from taccl.synth.cluster.compose import compose, composes
 from taccl.synth.cluster.lengths import lengths
 from taccl.synth.collective import Collective, refined
-from taccl.synth.cost import Costs, ceil_fs
+from taccl.synth.cost import Costs, load_fs
 from taccl.synth.engines.greedy import Taste, funnelled, greedy, tastes
 from taccl.synth.forest.search import COLLECTIVES as FOREST_COLLECTIVES
 from taccl.synth.forest.search import Effort as ForestEffort
@@ -144,14 +144,17 @@ class Search:
         if candidate is None or not obeys(self.restrictions, self.topology, p.collective, candidate.messages):
             return None
         key = (p.collective.partition, candidate.engine)
-        if key not in self.of_engine or self.judged_fs(candidate) < self.judged_fs(self.of_engine[key]):
-            self.of_engine[key] = candidate
-        known = self.best_of.get(p.collective.partition)
-        if known is not None and candidate.time_fs >= known.time_fs:
-            return candidate
+        other, known = self.of_engine.get(key), self.best_of.get(p.collective.partition)
+        better = other is None or self.judged_fs(candidate) < self.judged_fs(other)
+        quickest = known is None or candidate.time_fs < known.time_fs
         # Exchanges and shared messages can reduce a contribution twice when their times fall badly.
-        if check_algorithm(candidate.algorithm(self.topology, self.size_bytes), self.topology):
+        matters = quickest or (better and self.topology.load_us > 0)
+        if matters and check_algorithm(candidate.algorithm(self.topology, self.size_bytes), self.topology):
             return None
+        if better:
+            self.of_engine[key] = candidate
+        if not quickest:
+            return candidate
         self.best_of[p.collective.partition] = candidate
         if self.best is None or candidate.time_fs < self.best.time_fs:
             self.best = candidate
@@ -160,7 +163,7 @@ class Search:
 
     def judged_fs(self, candidate: Candidate) -> int:
         """The time of a schedule, and what its messages add where ranks share cores."""
-        return candidate.time_fs + len(candidate.messages) * ceil_fs(self.topology.load_us)
+        return candidate.time_fs + load_fs(self.topology, len(candidate.messages))
 
     def chosen(self) -> Candidate | None:
         """The best schedule: the quickest, or where ranks share cores one of fewer messages."""

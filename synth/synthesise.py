@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from itertools import chain, islice
 
 from taccl.errors import CheckFailed, Infeasible, Interrupted, NoSolutionInTime
 from taccl.synth.algorithm import Algorithm, Certificate
@@ -140,9 +141,14 @@ def synthesise_several(
 
     rest = sorted(
         (c for c in search.of_engine.values() if c.messages != best.messages),
-        key=lambda c: (c.time_fs, c.collective.partition, c.engine),
+        key=lambda c: (search.judged_fs(c), c.time_fs, c.collective.partition, c.engine),
     )
-    return map(certified, (best, *rest[:others]))
+    right = (
+        c
+        for c in rest
+        if not check_algorithm(c.algorithm(request.topology, request.size_bytes), request.topology)
+    )
+    return map(certified, chain((best,), islice(right, others)))
 
 
 def _quickest(search: Search, candidate: Candidate) -> dict[str, object]:

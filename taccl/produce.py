@@ -193,10 +193,18 @@ def why_ended(
 ) -> str:
     """The key of ENDED for a search that took so long; stopped: by the user; scaled: on the quotient alone."""
     from taccl.synth.cost import us
+    from taccl.synth.request import SAME
 
     if found.certificate.proved_by == "any algorithm":
         return "proof"
-    if request.target_gap and found.certificate.gap(us(found.time_fs)) <= request.target_gap:
+    # Where ranks share cores the search may have ended at a quicker schedule than the one that it chose.
+    quickest_us = found.provenance.get("quickest_us")
+    reached = found.certificate.gap(
+        float(quickest_us) if isinstance(quickest_us, float) else us(found.time_fs)
+    )
+    if quickest_us is not None and reached <= float(SAME):
+        return "proof"
+    if request.target_gap and reached <= request.target_gap:
         return "target-gap"
     if stopped:
         return "interrupted"
@@ -208,12 +216,12 @@ def why_ended(
 def _lowered(order: Order, product: Product, others: Iterator[Algorithm]) -> Product:
     """The product with its program, or with the reason why there is none.
 
-    others: the next best schedules, the quickest first. One of them is taken when the best loses time in lowering,
-    because a program cannot keep all of its order, and the other's program is quicker.
+    others: the next best schedules, the best first. One of them is taken when the best loses time in lowering, because
+    a program cannot keep all of its order, and the other's program is quicker, what its messages add included.
     """
     from taccl.synth.check_algorithm import check_algorithm
     from taccl.synth.collective import refined
-    from taccl.synth.cost import us
+    from taccl.synth.cost import load_fs, us
     from taccl.synth.fifo_slots import within_slots
     from taccl.synth.lower import claim, lower_exact
     from taccl.synth.program_collective import collective_of
@@ -224,15 +232,19 @@ def _lowered(order: Order, product: Product, others: Iterator[Algorithm]) -> Pro
         lowered = lower_exact(algorithm, product.topology, instances=order.instances, protocol=order.protocol)
     except Infeasible as limit:
         return replace(product, no_program=str(limit))
+
+    def judged_fs(made: Algorithm, time_fs: int) -> int:
+        return time_fs + load_fs(product.topology, len(made.messages))
+
     while lowered.simulated_time_fs > WORTHWHILE * algorithm.time_fs:
-        other = next(others, None)
-        if other is None or other.time_fs * WORTHWHILE >= lowered.simulated_time_fs:
+        other, judged = next(others, None), judged_fs(algorithm, lowered.simulated_time_fs)
+        if other is None or judged_fs(other, other.time_fs) * WORTHWHILE >= judged:
             break
         try:
             found = lower_exact(other, product.topology, instances=order.instances, protocol=order.protocol)
         except Infeasible:
             continue
-        if found.simulated_time_fs * WORTHWHILE < lowered.simulated_time_fs:
+        if judged_fs(other, found.simulated_time_fs) * WORTHWHILE < judged:
             algorithm, lowered = other, found
             product = replace(product, algorithm=algorithm)
     program = lowered.program

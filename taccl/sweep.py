@@ -123,7 +123,7 @@ def sweep(
     for size in sizes:
         before = winners[-1] if winners else -1
         usable = [i for i in range(len(products)) if _may_run(products[i], size)]
-        winners.append(min(usable, key=lambda i: (_time_fs(products[i], size), i != before, i)))
+        winners.append(min(usable, key=lambda i: (_judged_fs(products[i], size), i != before, i)))
     members: list[Member] = []
     points: list[Point] = []
     low = sizes[0]
@@ -193,11 +193,20 @@ def _time_fs(product: Product, size: int) -> int:
     return simulate(product.program, product.topology, size, collective=product.explicit().collective).time_fs
 
 
+def _judged_fs(product: Product, size: int) -> int:
+    """The time, and what the program's messages add where ranks share cores."""
+    from taccl.synth.cost import load_fs
+    from taccl.synth.program import sent
+
+    assert product.program is not None
+    return _time_fs(product, size) + load_fs(product.topology, sent(product.program))
+
+
 def _last(first: Product, second: Product, low: int, high: int) -> int:
     """The greatest size from `low` to below `high` at which the first program may run and is not slower."""
     while high - low > max(1, int(EXACT * low)):
         middle = (low + high) // 2
-        if _may_run(first, middle) and _time_fs(first, middle) <= _time_fs(second, middle):
+        if _may_run(first, middle) and _judged_fs(first, middle) <= _judged_fs(second, middle):
             low = middle
         else:
             high = middle

@@ -63,6 +63,7 @@ def two_nodes() -> Topology:
             CodecCost("xw", "bfloat16", True, Fraction(10, 7), 88, Fraction(0), Fraction(9999),
                       Fraction(1, 3), Fraction(2000), "made up"),
         ),
+        Fraction(81, 2),
     )  # fmt: skip
     made.check()
     return made

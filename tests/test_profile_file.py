@@ -289,11 +289,29 @@ def test_independent_mistakes_come_together() -> None:
         "nodes: 2\nnetwork: {class: c}\n"
         "node: {ranks: 300, nics: [" + "{name: n, ranks: all}, " * 120 + "]}\n",
         "shape: {kind: fat-tree, size: [64, 65], class: c}\n",
+        "nodes: 4\nnetwork: {class: c}\nnode: {ranks: 1024, nics: [{name: a, ranks: all}, {name: b, ranks: all}]}\n",
         "nodes: [0-4095]\nlinks: [{class: c, from: all, to: all}]\n",
     ],
 )  # fmt: skip
 def test_huge_clusters_are_refused_before_they_are_built(text: str) -> None:
     assert [found[0] for found in codes(HEAD + text)] == ["P106"]
+
+
+def test_a_network_of_one_node_has_no_links() -> None:
+    """Its 4 * 10^6 pairs of ranks are not even counted one by one."""
+    topology = read_topology(HEAD + "network: {class: c}\nnode: {ranks: 2000}\n", "p.yaml")
+    assert topology.ranks == 2000 and not topology.links
+
+
+@pytest.mark.parametrize("pairs", ["all", "rails"])
+def test_links_of_a_network_are_counted_as_they_are_made(pairs: str) -> None:
+    """Rank 0 is near two NICs, rank 1 near three, rank 2 near one, rank 3 near none."""
+    near = ("0-1", "0-2", "[1]")
+    nics = ", ".join(f"{{name: n{k}, ranks: {ranks}}}" for k, ranks in enumerate(near))
+    text = f"nodes: 3\nnetwork: {{class: c, pairs: {pairs}}}\nnode: {{ranks: 4, nics: [{nics}]}}\n"
+    made = len(read_topology(HEAD + text, "p.yaml").links)
+    each = [2, 3, 1] if pairs == "rails" else [min(a, b) for a in (2, 3, 1) for b in (2, 3, 1)]
+    assert made == 6 * sum(each)
 
 
 def test_writing_is_canonical() -> None:

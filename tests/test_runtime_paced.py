@@ -7,6 +7,7 @@ import pytest
 
 from taccl.runtime import paced
 from taccl.runtime.transport import write_head
+from taccl.runtime.turns import Gate
 
 
 class Request:
@@ -80,13 +81,14 @@ def mpich(monkeypatch):
     monkeypatch.setattr(paced.mpi, "library", lambda MPI: SimpleNamespace(name="MPICH"))
 
 
-def transport(data, receipts):
+def transport(data, receipts, turns=None, notices=None):
     """That of rank 0; rank 1 is another node."""
     requests = SimpleNamespace(Testsome=seen, Testall=all_seen)
     inner = SimpleNamespace(
         comm=data, data=lambda array, tag: [array, array.nbytes, "byte"], begin=lambda: ""
     )
-    return paced.PacedTransport(SimpleNamespace(BYTE="byte", Request=requests), inner, receipts, (0, 1))
+    MPI = SimpleNamespace(BYTE="byte", Request=requests)
+    return paced.PacedTransport(MPI, inner, receipts, (0, 1), turns, notices)
 
 
 def test_the_next_run_begins_when_requests_of_both_kinds_are_finished():
@@ -109,12 +111,15 @@ def test_the_next_run_begins_when_requests_of_both_kinds_are_finished():
         assert [request.starts for request in data.sends] == [run + 1] * 64 + [0, 0]
 
 
-@pytest.mark.parametrize("order", [(0, 1, 2, 3), (1, 0, 3, 2), (3, 2, 1, 0)])
+@pytest.mark.parametrize(
+    "order", [(0, 1, 2, 3, 4, 5, 6, 7), (1, 0, 3, 2, 5, 4, 7, 6), (7, 6, 5, 4, 3, 2, 1, 0)]
+)
 def test_receipts_may_be_seen_in_any_order(order):
     """One that arrives while MPI looks at all of them is seen after the next one."""
     data, receipts = Comm(), Comm()
     port = transport(data, receipts)
     segments = 3 * paced.SEGMENTS
+    assert len(order) == paced.SEGMENTS
     message = port.send(np.zeros(segments * paced.SEGMENT_BYTES, np.uint8), 1, 0)
     message.start()
     finished = 0
@@ -126,3 +131,21 @@ def test_receipts_may_be_seen_in_any_order(order):
     assert finished == 1
     assert [request.starts for request in receipts.receives] == [3] * paced.SEGMENTS
     assert [request.starts for request in data.sends] == [1] * segments
+
+
+def test_a_message_that_others_wait_for_is_followed_until_they_are_told():
+    """It would count as sent at once, and its rank, which has nothing else to do, would leave and never tell."""
+    data, receipts, notices = Comm(), Comm(), Comm()
+    turns = {(2, 1, 0): (Gate(0, (0, 1, 0), 1.0),)}
+    port = transport(data, receipts, turns, notices)
+    assert 2 * paced.SEGMENT_BYTES <= paced.BUFFER_BYTES
+    message = port.send(np.zeros(2 * paced.SEGMENT_BYTES, np.uint8), 1, 0)
+    for run in range(1, 3):
+        assert port.begin() == ""
+        message.start()
+        for confirmed in (False, True):
+            assert not port.poll([message.token]) and [word.starts for word in notices.sends] == [run - 1]
+            receipts.receives[int(confirmed)].arrived = True
+        assert port.poll([message.token]) == [0] and [word.starts for word in notices.sends] == [run]
+        for request in (*data.sends, *notices.sends):
+            request.arrived = True

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from taccl.cli import cli
 from taccl.errors import UsageError
 from taccl.produce import Order
 from taccl.profiles.load import load_topology
+from taccl.profiles.profile_writer import write_topology
 from taccl.sweep import MOST_SIZES, sizes_of, sweep
 from taccl.synth.msccl_xml import read_xml
 from taccl.synth.simulate import simulate
@@ -73,6 +76,27 @@ def test_ranges_meet_and_each_has_the_quickest(collective: str) -> None:
         assert time_fs(number, before.max_bytes) <= time_fs(number + 1, before.max_bytes)
         later = min(after.max_bytes, round(before.max_bytes * 1.03) + 2)
         assert time_fs(number + 1, later) <= time_fs(number, later)
+
+
+def test_where_ranks_share_cores_messages_count_at_every_size(tmp_path: Path) -> None:
+    profile = tmp_path / "crowded.yaml"
+    profile.write_text(write_topology(replace(load_topology("mesh2d:2x2"), load_us=Fraction(2))))
+    sizes = [1000, 100_000, 4_000_000]
+    found = sweep(Order(str(profile), "allreduce", None, time_limit_s=1.0), sizes)
+
+    def judged_fs(number: int, size: int) -> int:
+        product = found.members[number].product
+        assert product.program is not None
+        done = simulate(product.program, product.topology, size, collective=product.explicit().collective)
+        messages = sum(activity.kind == "message" for activity in done.activities)
+        return done.time_fs + messages * 2 * 10**9
+
+    for point in found.points:
+        judged = [judged_fs(number, point.size_bytes) for number in range(len(found.members))]
+        assert judged[point.member] == min(judged)
+    alone = sweep(Order("mesh2d:2x2", "allreduce", None, time_limit_s=1.0), sizes)
+    first = [len(one.members[one.points[0].member].product.explicit().messages) for one in (found, alone)]
+    assert first[0] < first[1]
 
 
 def test_the_command_writes_programs_that_verify(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from taccl.synth.coding.flow import Flow, flow, permitted
 from taccl.synth.coding.model import decide
 from taccl.synth.coding.plan import CodingPlan
 from taccl.synth.collective import refined
-from taccl.synth.cost import ceil_fs, costs
+from taccl.synth.cost import costs, load_fs
 from taccl.synth.models.packing import refine
 from taccl.synth.models.solver import Strategy
 from taccl.synth.schedule import as_transfers, completion_fs, time_by_priority
@@ -65,7 +65,7 @@ class Choice:
 
 def judged_fs(choice: Choice, topology: Topology) -> int:
     """The time of a choice, and what its messages add where ranks share cores."""
-    return choice.time_fs + len(choice.algorithm.messages) * ceil_fs(topology.load_us)
+    return choice.time_fs + load_fs(topology, len(choice.algorithm.messages))
 
 
 def by_links(

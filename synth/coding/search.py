@@ -27,7 +27,7 @@ from taccl.synth.coding.choose import (
     polished,
 )
 from taccl.synth.coding.node_sums import node_sums
-from taccl.synth.cost import costs, us
+from taccl.synth.cost import costs, load_fs, us
 from taccl.synth.lower import lower_exact
 from taccl.synth.request import Request, builder
 from taccl.synth.schedule import as_carried, completion_fs, completions, time_by_priority
@@ -44,6 +44,8 @@ MOST_POLISHED = 2
 MOST_BEHIND = 2
 # Chunks a block at which sums of nodes are tried.
 CUTS = (1, 2, 4, 8, 12)
+# Of more messages a schedule without a codec is coded after those that are made for one.
+LONG = 600
 # Schedules of more messages are not coded: finding out where would take too long.
 MOST_MESSAGES = 20_000
 
@@ -96,8 +98,11 @@ def with_codec(
     fixed = request.partition is not None or restrictions.partition is not None or request.custom is not None
     cut = not fixed and not restrictions.rules
     found: list[Choice] = []
-    # What is at hand comes first: by then the rest may be left out.
-    for start in chain([uncoded], _other_routes(request, uncoded, candidates, allowed, late)):
+    # What is at hand comes first: by then the rest may be left out. To code a long schedule takes all the time, though,
+    # and frames of its many short chunks cost the most.
+    routes = _other_routes(request, uncoded, candidates, allowed, late)
+    at_hand = len(uncoded.messages) <= LONG
+    for start in chain([uncoded], routes) if at_hand else chain(routes, [uncoded]):
         if found and late():
             break
         for cost in candidates:
@@ -116,11 +121,17 @@ def with_codec(
     best = [
         polished(choice, topology, allowed, effort, request.seed, late) for choice in found[:MOST_POLISHED]
     ]
+    without_fs = uncoded_fs + load_fs(topology, len(uncoded.messages))
+
+    def pays(choice: Choice) -> bool:
+        enough = choice.time_fs < WORTHWHILE * uncoded_fs
+        return enough and judged_fs(choice, topology) < WORTHWHILE * without_fs
+
     for choice in sorted([*best, *found], key=lambda choice: judged_fs(choice, topology)):
-        if choice.time_fs >= WORTHWHILE * uncoded_fs:
+        if not pays(choice):
             continue
         kept = choice if choice.algorithm is uncoded else _as_lowered(choice, topology)
-        if kept is None or kept.time_fs >= WORTHWHILE * uncoded_fs:
+        if kept is None or not pays(kept):
             continue
         bound = coded_bound(topology, builder(request)(1), request.size_bytes, kept.cost)
         planned = kept.planned()

@@ -252,10 +252,16 @@ def _run(job: Job, options: dict[str, Any]) -> bool:
     rival = None if against is None else fingerprint(against.program, (against.collective,))
     values = None if data is None else data.digest
     plan = None if loaded.planned is None else loaded.planned.facts()
-    facts = (settings, collective, options["verbose"], options["json_path"] is not None, rival, values, plan)
+    # Where a cluster is known ranks compare what they make of it.
+    known = [one is not None and one.topology is not None for one in (loaded, against)]
+    said = options["verbose"], options["json_path"] is not None
+    facts = (settings, collective, said, rival, values, plan, known)
     job.agree_on(fingerprint(program, facts), "program or coding plan, or has other options,")
     settings, neighbours = with_transport(job, settings)
     predict = job.together("the prediction of times", lambda: predictor(topology, program, collective))
+    if against is not None:  # a link that it uses and the cluster lacks shows now
+        its = against
+        job.together("the prediction of times", lambda: predictor(its.topology, its.program, its.collective))
     say_devices(job, settings, neighbours, options["verbose"])
     out = sys.stderr if options["json_path"] == "-" else sys.stdout
     first = job.rank == 0
