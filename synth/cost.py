@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
+from math import isqrt
 
 from taccl.profiles.topology import Topology
 
@@ -20,8 +21,18 @@ LONG_CHUNK = 20
 
 
 def load_fs(topology: Topology, messages: int) -> int:
-    """What so many messages add where ranks share cores; part of no time."""
+    """What so many messages take from the cores that ranks share; part of no time."""
     return messages * ceil_fs(topology.load_us)
+
+
+def judged_fs(topology: Topology, time_fs: int, messages: int) -> int:
+    """What schedules are compared by: their time, and what their messages take from cores that ranks share.
+
+    Cores work while links do, but a message on the way that decides waits for them. So the two count for less than
+    their sum, and for more than the longer of them: as the sides of a right angle.
+    """
+    load = load_fs(topology, messages)
+    return isqrt(time_fs * time_fs + load * load) if load else time_fs
 
 
 def ceil_fs(us: Fraction) -> int:

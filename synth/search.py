@@ -22,7 +22,7 @@ from taccl.synth.check_algorithm import check_algorithm
 from taccl.synth.cluster.compose import compose, composes
 from taccl.synth.cluster.lengths import lengths
 from taccl.synth.collective import Collective, refined
-from taccl.synth.cost import Costs, load_fs
+from taccl.synth.cost import Costs, judged_fs
 from taccl.synth.engines.greedy import Taste, funnelled, greedy, tastes
 from taccl.synth.forest.search import COLLECTIVES as FOREST_COLLECTIVES
 from taccl.synth.forest.search import Effort as ForestEffort
@@ -162,8 +162,8 @@ class Search:
         return candidate
 
     def judged_fs(self, candidate: Candidate) -> int:
-        """The time of a schedule, and what its messages add where ranks share cores."""
-        return candidate.time_fs + load_fs(self.topology, len(candidate.messages))
+        """What schedules are compared by."""
+        return judged_fs(self.topology, candidate.time_fs, len(candidate.messages))
 
     def chosen(self) -> Candidate | None:
         """The best schedule: the quickest, or where ranks share cores one of fewer messages."""

@@ -221,7 +221,7 @@ def _lowered(order: Order, product: Product, others: Iterator[Algorithm]) -> Pro
     """
     from taccl.synth.check_algorithm import check_algorithm
     from taccl.synth.collective import refined
-    from taccl.synth.cost import load_fs, us
+    from taccl.synth.cost import judged_fs, us
     from taccl.synth.fifo_slots import within_slots
     from taccl.synth.lower import claim, lower_exact
     from taccl.synth.program_collective import collective_of
@@ -233,18 +233,18 @@ def _lowered(order: Order, product: Product, others: Iterator[Algorithm]) -> Pro
     except Infeasible as limit:
         return replace(product, no_program=str(limit))
 
-    def judged_fs(made: Algorithm, time_fs: int) -> int:
-        return time_fs + load_fs(product.topology, len(made.messages))
+    def judged(made: Algorithm, time_fs: int) -> int:
+        return judged_fs(product.topology, time_fs, len(made.messages))
 
     while lowered.simulated_time_fs > WORTHWHILE * algorithm.time_fs:
-        other, judged = next(others, None), judged_fs(algorithm, lowered.simulated_time_fs)
-        if other is None or judged_fs(other, other.time_fs) * WORTHWHILE >= judged:
+        other, now_fs = next(others, None), judged(algorithm, lowered.simulated_time_fs)
+        if other is None or judged(other, other.time_fs) * WORTHWHILE >= now_fs:
             break
         try:
             found = lower_exact(other, product.topology, instances=order.instances, protocol=order.protocol)
         except Infeasible:
             continue
-        if judged_fs(other, found.simulated_time_fs) * WORTHWHILE < judged:
+        if judged(other, found.simulated_time_fs) * WORTHWHILE < now_fs:
             algorithm, lowered = other, found
             product = replace(product, algorithm=algorithm)
     program = lowered.program

@@ -194,12 +194,12 @@ def _time_fs(product: Product, size: int) -> int:
 
 
 def _judged_fs(product: Product, size: int) -> int:
-    """The time, and what the program's messages add where ranks share cores."""
-    from taccl.synth.cost import load_fs
+    """What programs are compared by."""
+    from taccl.synth.cost import judged_fs
     from taccl.synth.program import sent
 
     assert product.program is not None
-    return _time_fs(product, size) + load_fs(product.topology, sent(product.program))
+    return judged_fs(product.topology, _time_fs(product, size), sent(product.program))
 
 
 def _last(first: Product, second: Product, low: int, high: int) -> int:

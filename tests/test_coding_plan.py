@@ -288,6 +288,43 @@ def test_when_the_time_is_up_the_best_plan_so_far_is_the_answer(monkeypatch: pyt
     assert check_plan(found, topology) == []
 
 
+def test_a_long_schedule_is_coded_when_routes_have_been_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To code it takes all the time, and other routes are what is missing then; where none are found, it is coded."""
+    topology = hosts(3, 2, 4)
+    request = Request(topology, "broadcast", SIZE, time_limit_s=2.0)
+    uncoded = synthesise(request)
+    tried: list[str] = []
+
+    def spied(algorithm: Algorithm, *rest: object) -> Choice | None:
+        tried.append("at hand" if algorithm is uncoded else "routes")
+        return by_links(algorithm, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(search, "by_links", spied)
+    with_codec(request, uncoded, uncoded.time_fs, (LOSSY,), lambda: False)
+    assert tried[0] == "at hand" and "routes" in tried
+    monkeypatch.setattr(search, "LONG", 0)
+    tried.clear()
+    with_codec(request, uncoded, uncoded.time_fs, (LOSSY,), lambda: False)
+    assert tried[0] == "routes" and "at hand" in tried
+    tried.clear()
+    found = with_codec(request, uncoded, uncoded.time_fs, (LOSSY,), lambda: False, 0.0)
+    assert tried == ["at hand"] and found is not None and check_plan(found, topology) == []
+
+
+@pytest.mark.parametrize("load_us", [0, 500])
+def test_plans_are_judged_with_what_their_messages_add(load_us: int) -> None:
+    topology = replace(hosts(3, 2, 4), load_us=Fraction(load_us))
+    request = Request(topology, "allgather", SIZE, time_limit_s=2.0)
+    uncoded = synthesise(request)
+    found = with_codec(request, uncoded, uncoded.time_fs, (LOSSY,), lambda: False)
+    if found is None:
+        assert load_us  # without load this gains
+        return
+    assert found.coding is not None
+    added = load_us * (len(found.messages) - len(uncoded.messages))
+    assert us(found.coding.time_fs) + added < us(uncoded.time_fs)
+
+
 def test_policies() -> None:
     topology = hosts(2, 2)
     assert codecs_for(topology, "auto", "float32") == (EXACT,)

@@ -64,7 +64,7 @@ class Choice:
 
 
 def judged_fs(choice: Choice, topology: Topology) -> int:
-    """The time of a choice, and what its messages add where ranks share cores."""
+    """The time of a choice, and what its messages add where ranks share cores: frames wait for them at every step."""
     return choice.time_fs + load_fs(topology, len(choice.algorithm.messages))
 
 
