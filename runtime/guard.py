@@ -32,7 +32,8 @@ from taccl.entry import voice
 from taccl.runtime import mpi
 
 LEAST_S = 10.0  # to start: processes of one job may begin seconds apart
-TICK_S = 0.1  # between two looks at the memory that the rank has mapped, and at the other ranks
+TICK_S = 0.1  # between two looks at the other ranks
+START_TICK_S = 0.02  # while MPI starts, at the memory that the rank has mapped: what is made in between stays
 FORKED_S = 2.0  # by then a launcher has started all ranks of a host
 FOR_EVER = math.inf
 END_S = 1.0  # from the word to the launcher that the job is ended to the end of its ranks
@@ -160,7 +161,7 @@ class Guard:
         end = begin + patience_s + 0.5 * min(self._place.rank, 20)
         me, starting, leaving, agreed = f"rank {self._place.rank}", True, False, False
         said, code, segments = "", mpi.JOB_FAILED, set[str]()
-        siblings, word = Siblings(self._place, launcher), b""
+        siblings, word, look_at = Siblings(self._place, launcher), b"", begin
         while not said:
             left_s = end - time.monotonic()
             if left_s <= 0:
@@ -173,12 +174,13 @@ class Guard:
                 if (stopped := siblings.stopped(0.0)) is not None:
                     said += f"; rank {stopped} has been stopped"
                 break
-            wait_s = None if end == FOR_EVER else min(left_s, TICK_S)
+            wait_s = None if end == FOR_EVER else min(left_s, START_TICK_S if starting else TICK_S)
             heard = bool(select.select([reader], [], [], wait_s)[0])
             word = os.read(reader, 1) if heard else b""
             if starting:
                 segments.update(mpi.segments(rank))
-            if not word:
+            if not word and (heard or time.monotonic() >= look_at):
+                look_at = time.monotonic() + TICK_S
                 # A launcher that has ended this rank had started all of them, and one that is not there was the cause.
                 siblings.look(starting and (heard or time.monotonic() - begin > FORKED_S))
             if heard and not word:
