@@ -15,22 +15,28 @@ ROOT = Path(__file__).resolve().parent.parent
 pytestmark = [*needs_mpi, pytest.mark.cluster, pytest.mark.alone]
 
 
-def test_nodes_share_memory_inside_and_messages_between(tmp_path):
-    path, out = tmp_path / "ring.xml", tmp_path / "out.json"
-    path.write_text(write_xml(programs.ring_allreduce(4, 2)))
-    sizes = ("-b", "2K", "-e", "512K", "-f", "16", "-n", "2", "-w", "1", "--no-reference")
-    model = ("--topology", "fat-tree:2x2", "--calibrate")
-    line = ("run", str(path), *sizes, "--buffers", "shared", "-v", "--json", str(out), *model)
+def on_two_nodes(ranks_per_node, rate, *line):
+    """What a command of taccl says on the ranks of two emulated nodes; skip where there can be none."""
     done = subprocess.run(
         [
-            *(sys.executable, "-m", "tests.cluster", "run", "--nodes=2", "--ranks=2", "--rate=1gbit"),
-            *("--timeout=60", "--", sys.executable, "-m", "taccl", *line),
+            *(sys.executable, "-m", "tests.cluster", "run", "--nodes=2", f"--ranks={ranks_per_node}"),
+            *(f"--rate={rate}", "--timeout=60", "--", sys.executable, "-m", "taccl", *line),
         ],
         cwd=ROOT, text=True, capture_output=True, timeout=100,
     )  # fmt: skip
     if done.returncode == 77:
         pytest.skip(done.stderr.strip())
     assert done.returncode == 0, done.stderr
+    return done
+
+
+def test_nodes_share_memory_inside_and_messages_between(tmp_path):
+    path, out = tmp_path / "ring.xml", tmp_path / "out.json"
+    path.write_text(write_xml(programs.ring_allreduce(4, 2)))
+    sizes = ("-b", "2K", "-e", "512K", "-f", "16", "-n", "2", "-w", "1", "--no-reference")
+    model = ("--topology", "fat-tree:2x2", "--calibrate")
+    line = ("run", str(path), *sizes, "--buffers", "shared", "-v", "--json", str(out), *model)
+    done = on_two_nodes(2, "1gbit", *line)
     document = json.loads(out.read_text())
     assert document["transport"] == "shm+mpi" and document["out_of_bounds"] == {"count": 0, "okay": True}
     for row in document["results"]:  # a ring: half of its messages cross between the nodes
@@ -53,16 +59,7 @@ def test_a_long_message_on_a_slow_link_is_no_stall(tmp_path):
     path = tmp_path / "ring.xml"
     path.write_text(write_xml(programs.ring_allgather(2, 1)))
     sizes = ("-b", "4M", "-e", "4M", "-n", "1", "-w", "0", "-c", "0", "--out-of-place", "--no-pace")
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "tests.cluster", "run", "--nodes=2", "--ranks=1", "--rate=8mbit"),
-            *("--timeout=60", "--", sys.executable, "-m", "taccl", "run", str(path), *sizes, "--deadline=2"),
-        ],
-        cwd=ROOT, text=True, capture_output=True, timeout=100,
-    )  # fmt: skip
-    if done.returncode == 77:
-        pytest.skip(done.stderr.strip())
-    assert done.returncode == 0, done.stderr
+    done = on_two_nodes(1, "8mbit", "run", str(path), *sizes, "--deadline=2")
     assert "4194304" in done.stdout
 
 
@@ -98,17 +95,8 @@ def test_a_run_says_which_sizes_take_turns(tmp_path):
     path.write_text(write_xml(programs.ALL["alltoall"](4, 1)))
     profile.write_text(SLOW_UPLINKS)
     sizes = ("-b", "16K", "-e", "1M", "-f", "64", "-n", "1", "-w", "0", "--out-of-place")
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "tests.cluster", "run", "--nodes=2", "--ranks=2", "--rate=1gbit"),
-            *("--timeout=60", "--", sys.executable, "-m", "taccl", "run", str(path), *sizes, "-v"),
-            *("--profile", str(profile), "--against", str(path), "--json", str(out)),
-        ],
-        cwd=ROOT, text=True, capture_output=True, timeout=100,
-    )  # fmt: skip
-    if done.returncode == 77:
-        pytest.skip(done.stderr.strip())
-    assert done.returncode == 0, done.stderr
+    more = ("-v", "--profile", str(profile), "--against", str(path), "--json", str(out))
+    done = on_two_nodes(2, "1gbit", "run", str(path), *sizes, *more)
     short, long = (row["out_of_place"] for row in json.loads(out.read_text())["results"])
     assert (short["messages_with_turns"], long["messages_with_turns"]) == (0, 6)
     assert "no long message" in short["no_turns"] and long["no_turns"] is None

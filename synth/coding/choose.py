@@ -63,7 +63,7 @@ class Choice:
         return replace(self.algorithm, coding=CodingPlan(self.cost, self.coded, self.time_fs, 0.0, 0.0))
 
 
-def judged_fs(choice: Choice, topology: Topology) -> int:
+def time_and_load_fs(choice: Choice, topology: Topology) -> int:
     """The time of a choice, and what its messages add where ranks share cores: frames wait for them at every step."""
     return choice.time_fs + load_fs(topology, len(choice.algorithm.messages))
 
@@ -84,7 +84,9 @@ def cut_finer(
     for finer in _finer(best.algorithm, topology, should_stop):
         whole = chosen(finer, topology, best.cost, ())
         found = _best_of_kinds(whole, topology, links) if whole else None
-        if found is None or judged_fs(found, topology) >= WORTHWHILE * judged_fs(best, topology):
+        if found is None or time_and_load_fs(found, topology) >= WORTHWHILE * time_and_load_fs(
+            best, topology
+        ):
             break
         best = found
     return best

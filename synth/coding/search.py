@@ -23,8 +23,8 @@ from taccl.synth.coding.choose import (
     by_links,
     chosen,
     cut_finer,
-    judged_fs,
     polished,
+    time_and_load_fs,
 )
 from taccl.synth.coding.node_sums import node_sums
 from taccl.synth.cost import costs, load_fs, us
@@ -113,7 +113,7 @@ def with_codec(
             if cut and choice.time_fs <= MOST_BEHIND * min(other.time_fs for other in found):
                 finer = cut_finer(choice, topology, allowed, late)
                 found += [] if finer is choice else [finer]
-    found.sort(key=lambda choice: judged_fs(choice, topology))
+    found.sort(key=lambda choice: time_and_load_fs(choice, topology))
     effort = Effort(
         round(CLOCKED_PER_WALL * request.time_limit_s / MOST_POLISHED),
         DETERMINISTIC_PER_WALL * request.time_limit_s / MOST_POLISHED,
@@ -125,9 +125,9 @@ def with_codec(
 
     def pays(choice: Choice) -> bool:
         enough = choice.time_fs < WORTHWHILE * uncoded_fs
-        return enough and judged_fs(choice, topology) < WORTHWHILE * without_fs
+        return enough and time_and_load_fs(choice, topology) < WORTHWHILE * without_fs
 
-    for choice in sorted([*best, *found], key=lambda choice: judged_fs(choice, topology)):
+    for choice in sorted([*best, *found], key=lambda choice: time_and_load_fs(choice, topology)):
         if not pays(choice):
             continue
         kept = choice if choice.algorithm is uncoded else _as_lowered(choice, topology)
