@@ -31,12 +31,11 @@ from taccl.runtime import check, mpi
 from taccl.runtime.bind import Bound, compile_program
 from taccl.runtime.dtypes import DTYPES
 from taccl.runtime.guard import LEAST_S
-from taccl.runtime.job import Job
+from taccl.runtime.host_transport import host_transport
+from taccl.runtime.job import Job, Neighbours
 from taccl.runtime.layout import layout
 from taccl.runtime.semantics import collective_of
-from taccl.runtime.shm import SharedMemoryTransport
 from taccl.runtime.trace import trace
-from taccl.runtime.transports import MpiTransport
 from taccl.synth.msccl_xml import read_xml
 
 RANKS = 4
@@ -244,7 +243,7 @@ def faults(arguments: list[str], tries: int, library: str, folder: str) -> bool:
 def collectives(folder: str) -> None:
     """A rank: ROUNDS times the same cases in another order, each bound, run, checked and closed."""
     with Job(60.0) as job:
-        node = job.share_memory().sharing[job.rank]
+        near = job.share_memory()
         programs = {name: read_xml(Path(f"{folder}/{name}.xml").read_text(), name) for name in made(folder)}
         orders = {name: trace(program) for name, program in programs.items()}
         chance = random.Random(0)
@@ -257,7 +256,7 @@ def collectives(folder: str) -> None:
         for turn in range(ROUNDS):
             chance.shuffle(cases)
             for case in cases:
-                wrong += one(job, node, programs[case[0]], orders[case[0]], *case[1:])
+                wrong += one(job, near, programs[case[0]], orders[case[0]], *case[1:])
             gc.collect()
             ctypes.CDLL(None).malloc_trim(0)  # what was freed is not counted
             pages = int(Path("/proc/self/statm").read_text().split()[1])
@@ -268,7 +267,9 @@ def collectives(folder: str) -> None:
                 print(json.dumps([(turn + 1) * CASES, int(errors[0]), *highest.tolist()]), flush=True)
 
 
-def one(job, node, program, order, type_: str, op: str, elements: int, inplace: bool, how: str) -> int:
+def one(
+    job, near: Neighbours, program, order, type_: str, op: str, elements: int, inplace: bool, how: str
+) -> int:
     """Wrong elements and bytes outside of one collective, run twice."""
     collective = collective_of(program, order)
     dtype, reduction = DTYPES[type_], op if collective.combining else None
@@ -276,10 +277,8 @@ def one(job, node, program, order, type_: str, op: str, elements: int, inplace: 
     shape = layout(collective, elements)
     empty = job.memory.empty if how == "shared" else np.empty
     guarded = check.allocate(collective, shape, job.rank, dtype, inplace, empty)
-    transport, own = MpiTransport(job.MPI, job.data, shape.chunk_elements * dtype.bytes), np.empty
-    if how != "mpi":
-        transport = SharedMemoryTransport(job.memory, job.rank, node, compiled.messages, transport)
-        own = job.memory.empty
+    kind = "mpi" if how == "mpi" else "shm"
+    transport, own = host_transport(job, compiled, shape.chunk_elements * dtype.bytes, near, kind)
     bound = Bound(compiled, job.rank, shape, guarded.buffers, dtype, reduction, transport, np, own)
     job.connect(bound)
     bad = 0

@@ -23,11 +23,11 @@ import numpy as np
 from taccl.runtime import mpi
 from taccl.runtime.bind import Bound, Buffers, buffer_elements, compile_program
 from taccl.runtime.dtypes import DTYPES
-from taccl.runtime.job import Job
+from taccl.runtime.host_transport import host_transport
+from taccl.runtime.job import Job, Neighbours
 from taccl.runtime.layout import Layout, layout
 from taccl.runtime.reference import Reference
 from taccl.runtime.semantics import collective_of
-from taccl.runtime.shm import SharedMemoryTransport
 from taccl.runtime.trace import trace
 from taccl.runtime.transports import MpiTransport
 from taccl.synth.collective import build
@@ -61,18 +61,17 @@ def hops() -> Program:
     return Program("hops", "custom", "Simple", 1, HOPS + 1, 2, False, True, 0, 0, ranks)
 
 
-def transport(job: Job, how: str, compiled, node, chunk_bytes: int):
+def transport(job: Job, how: str, compiled, near: Neighbours, chunk_bytes: int):
     """(transport, where the program's own memory comes from)."""
-    over_mpi = MpiTransport(job.MPI, job.data, chunk_bytes)
     if how == "mpi":
-        return over_mpi, np.empty
-    return SharedMemoryTransport(job.memory, job.rank, node, compiled.messages, over_mpi), job.memory.empty
+        return MpiTransport(job.MPI, job.data, chunk_bytes), np.empty
+    return host_transport(job, compiled, chunk_bytes, near, "shm")
 
 
-def bound(job: Job, how: str, program: Program, collective, shape: Layout, node) -> Bound:
+def bound(job: Job, how: str, program: Program, collective, shape: Layout, near: Neighbours) -> Bound:
     """A program on fresh float32 buffers: "mpi", "private" or "shared"."""
     compiled = compile_program(program, collective, False, [job.rank])
-    way, inside = transport(job, how, compiled, node, shape.chunk_elements * 4)
+    way, inside = transport(job, how, compiled, near, shape.chunk_elements * 4)
     lengths = buffer_elements(collective, shape, job.rank)
     make = job.memory.empty if how == "shared" else np.empty
     buffers = Buffers(make(lengths[0], np.float32), make(lengths[1], np.float32))
@@ -105,7 +104,7 @@ def turns(job: Job, runs: list, most: int, least: int = 1) -> np.ndarray:
 
 def step(job: Job) -> dict[str, float]:
     """us of a message of 64 bytes, and its ratio to a persistent request that is started and waited for."""
-    node = job.share_memory().sharing[job.rank]
+    near = job.share_memory()
     collective = build("broadcast", 2, HOPS + 1)
     shape = Layout(16 * (HOPS + 1), HOPS + 1, 1)
     other, bytes_ = 1 - job.rank, np.zeros(64, np.uint8)
@@ -118,7 +117,7 @@ def step(job: Job) -> dict[str, float]:
             request.Start()
             request.Wait()
 
-    ways = {how: bound(job, how, hops(), collective, shape, node) for how in ("mpi", "private", "shared")}
+    ways = {how: bound(job, how, hops(), collective, shape, near) for how in ("mpi", "private", "shared")}
     runs = [bare, *(lambda b=b: job.run(b) for b in ways.values())]
     taken = turns(job, runs, TURNS) / HOPS
     out.Free()
@@ -134,7 +133,7 @@ def step(job: Job) -> dict[str, float]:
 
 def rows(job: Job, sizes: str, files: list[str]):
     """For each size: us of MPI, and for private and shared buffers the quickest program and its ratio."""
-    node = job.share_memory().sharing[job.rank]
+    near = job.share_memory()
     programs = {path: read_xml(Path(path).read_text(), path) for path in files}
     for label, size in ((label, SIZES[label]) for label in sizes.split(",")):
         found: dict[str, object] = {"size": label}
@@ -143,7 +142,7 @@ def rows(job: Job, sizes: str, files: list[str]):
             for path, program in programs.items():
                 collective = collective_of(program, trace(program))
                 shape = layout(collective, size // 4)
-                made[Path(path).stem] = bound(job, how, program, collective, shape, node)
+                made[Path(path).stem] = bound(job, how, program, collective, shape, near)
             own = next(iter(made.values())).user
             op = "sum" if collective.combining else None
             reference = Reference(

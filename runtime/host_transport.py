@@ -60,4 +60,7 @@ def host_transport(
     if kind == "mpi":
         return between, None
     node = neighbours.sharing[job.rank]
-    return SharedMemoryTransport(job.memory, job.rank, node, compiled.messages, between), job.memory.empty
+    reads = not neighbours.no_reading
+    return SharedMemoryTransport(
+        job.memory, job.rank, node, compiled.messages, between, reads
+    ), job.memory.empty

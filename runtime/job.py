@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import secrets
 import signal
 import time
 import traceback
@@ -21,7 +22,7 @@ import numpy as np
 
 from taccl.entry import heed, interrupt
 from taccl.errors import EnvironmentProblem, RunFailed, TacclError
-from taccl.runtime import mpi, shared, watchdog
+from taccl.runtime import mpi, process_memory, shared, watchdog
 from taccl.runtime.bind import Bound
 from taccl.runtime.codec_thread import Pauses
 from taccl.runtime.guard import Guard
@@ -45,6 +46,8 @@ class Neighbours:
     nodes: tuple[int, ...]  # named by their first ranks
     sharing: tuple[tuple[int, ...], ...]
     why_not: str
+    # Why this rank's node does not read private memory of one another's processes; "" where it does.
+    no_reading: str = "nobody tried it"
     devices: tuple[str, ...] = ()  # of each rank its device's name on the host, where buffers are on devices
     # Of each rank those that it reaches by staged-shm only, itself among them, beside those that it shares memory with.
     staging: tuple[tuple[int, ...], ...] = ()
@@ -238,10 +241,13 @@ class Job:
 
     def share_memory(self) -> Neighbours:
         """Find out who shares memory with whom (collective). Ranks of one node try it: they all do or none."""
-        why, mine = shared.why_not(), np.array([0, 0, 0, self.board.node], np.int64)
+        # What others try out is kept until all have tried it.
+        why, no_reading = shared.why_not(), ""
+        secret = np.array([secrets.randbits(62)], np.int64)  # in private memory
+        mine = np.array([0, 0, 0, self.board.node, process_memory.address(secret), secret[0]], np.int64)
         if not why:
             try:
-                trial = self.memory.empty(1, np.int64)  # kept until all have tried to open it
+                trial = self.memory.empty(1, np.int64)
             except EnvironmentProblem as problem:
                 why = str(problem)
             else:
@@ -251,14 +257,18 @@ class Job:
         everyone = self.gather_bytes(mine.view(np.uint8), "the trial of shared memory").view(np.int64)
         nodes = everyone[:, 3]
         for rank in np.flatnonzero(nodes == self.board.node) if not why else ():
-            process, fd, token, _ = everyone[rank].tolist()
+            process, fd, token, _, place_of_secret, seen = everyone[rank].tolist()
             if not token:  # it has none
                 continue
             try:
                 shared.attach(process, fd, token, 8)
             except EnvironmentProblem as problem:
                 why = str(problem)
-        failed = self.gather_bytes(np.array([bool(why)], np.uint8), "the trial of shared memory")[:, 0]
+            no_reading = no_reading or process_memory.why_not(process, place_of_secret, seen)
+        tried = self.gather_bytes(
+            np.array([bool(why), bool(no_reading)], np.uint8), "the trial of shared memory"
+        )
+        failed = tried[:, 0]
         # Of a node with a rank that failed, each rank is alone.
         sharing = [
             tuple(int(r) for r in np.flatnonzero(nodes == node))
@@ -268,7 +278,9 @@ class Job:
         ]
         if not why and failed[nodes == self.board.node].any():
             why = "another rank of this node cannot share its memory"
-        return Neighbours(tuple(nodes.tolist()), tuple(sharing), why)
+        if not no_reading and tried[nodes == self.board.node, 1].any():
+            no_reading = "another rank of this node cannot read its peers' memory"
+        return Neighbours(tuple(nodes.tolist()), tuple(sharing), why, no_reading)
 
     def alone(self) -> Neighbours:
         """No rank shares memory with another (collective)."""

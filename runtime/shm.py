@@ -1,13 +1,15 @@
 """Messages between the ranks of one node through shared memory; to other ranks through another transport.
 
-A message goes one of three ways.
+A message goes one of four ways.
 
 - Lent: its data lie in shared memory. The sender only sets a flag; the receiver reads the data where they are, and sets
   a flag when it has. So it is copied once, or not at all when it is reduced on the way.
 - Parcel: it is short, or its data are private and it is not long. The sender puts a copy into shared memory and is
   done. There is room for the parcels of two runs, so a rank may be one run ahead of the receivers of its parcels.
-- Elsewhere: its data are private and it is long. It takes the other transport: an MPI library has the kernel copy it
-  from one process to the other, which costs less than two copies that leave the caches.
+- Read: it is long and its data are private. The sender sets a flag, and the receiver has the kernel copy the data from
+  the sender's memory to its own (`runtime/process_memory.py`), where ranks may.
+- Elsewhere: as before, where they may not and two copies would leave the caches, or where there is no more room for
+  parcels. It takes the other transport.
 
 Ranks tell each other by flags (`runtime/flags.py`). Between polls the executor offers the core to other processes.
 """
@@ -21,24 +23,27 @@ import numpy as np
 
 from taccl.errors import EnvironmentProblem
 from taccl.runtime.flags import CONTROL_WORDS, IDLE, Control
-from taccl.runtime.shared import Place, SharedMemory, attach
+from taccl.runtime.process_memory import address, reader
+from taccl.runtime.shared import SharedMemory, attach
 from taccl.runtime.streams import Lane
 from taccl.runtime.transport import OFFER_WORDS, Message, Transport, used_bytes
 
 SHORT_BYTES = 16 * 2**10  # up to here a second copy costs less than to wait for the receiver
 ORDERED_BYTES = 64 * 2**10  # up to here to look what came first costs more than to wait for one after another
-PARCEL_BYTES = 2**20  # private messages up to this length are parcels
+READ_BYTES = 64 * 2**10  # up to here a second copy costs less than to ask the kernel
+PARCEL_BYTES = 2**20  # up to here private messages that cannot be read are parcels
 ROOMS = 2  # runs whose parcels there is room for
 ROOM_BYTES = 128 * 2**20  # for the parcels of one rank; further private messages go elsewhere
-RECORD = 4  # cells of a message's record: fd, token, offset, kind
-LENT, PARCEL, ELSEWHERE = range(3)  # kinds
+RECORD = 4  # cells of a message's record: fd, token, offset (of what is read its address), kind
+LENT, PARCEL, READ, ELSEWHERE = range(4)  # kinds
 FIRST = (0,)
 
 
 class SharedMemoryTransport:
     """Shared memory between the ranks of `node` (this one among them), `others` to the rest.
 
-    counts: (ranks, ranks), messages of the program from each rank to each.
+    counts: (ranks, ranks), messages of the program from each rank to each. reads: whether all ranks of the node have
+    read each other's private memory.
     """
 
     name = "shm"
@@ -52,8 +57,9 @@ class SharedMemoryTransport:
         node: Sequence[int],
         counts: Sequence[Sequence[int]],
         others: Transport,
+        reads: bool = False,
     ) -> None:
-        self._memory, self._rank, self._others = memory, rank, others
+        self._memory, self._rank, self._others, self._reads = memory, rank, others, reads
         self._control = Control(memory, rank, dict.fromkeys(node, node), counts, RECORD)
         # Local names: every message and every poll needs them.
         self._layouts, self._cells = self._control.layouts, self._control.cells
@@ -76,9 +82,12 @@ class SharedMemoryTransport:
         flags = self._peers[peer]
         ready = self._layouts[peer].ready[self._rank] + tag
         place = self._memory.place(array) if array.nbytes > SHORT_BYTES else None
-        if place is not None:
+        # A sized message takes as much as it uses, which a parcel's sender knows.
+        read = place is None and self._reads and not sized and array.nbytes > READ_BYTES
+        if place is not None or read:
             self._others_sends += 1
-            self._record(peer, tag, place, LENT)
+            where = (0, 0, address(array)) if place is None else (place.fd, place.token, place.offset)
+            self._control.write(peer, tag, (*where, READ if read else LENT))
             epoch = self._epoch
 
             def lend() -> None:
@@ -88,16 +97,14 @@ class SharedMemoryTransport:
         room = self._carve(ROOMS * array.nbytes) if array.nbytes <= PARCEL_BYTES else None
         if room is None:
             self._others_sends += 1
-            self._record(peer, tag, None, ELSEWHERE)
+            self._control.write(peer, tag, (0, 0, 0, ELSEWHERE))
             return self._others.send(array, peer, tag, sized)
-        self._record(peer, tag, self._memory.place(room), PARCEL)
+        place = self._memory.place(room)
+        assert place is not None
+        self._control.write(peer, tag, (place.fd, place.token, place.offset, PARCEL))
         self._parcels_to[peer] = layout.ended[peer]
         put = _sized_parcel if sized else _parcel
         return Message(None, None, put(_bytes(array), memoryview(room), flags, ready, self._epoch))
-
-    def _record(self, peer: int, tag: int, place: Place | None, kind: int) -> None:
-        where = (-1, 0, 0) if place is None else (place.fd, place.token, place.offset)
-        self._control.write(peer, tag, (*where, kind))
 
     def _carve(self, nbytes: int) -> Any:
         """(nbytes,) uint8 of shared memory on cache lines of its own; None when there is no more to take."""
@@ -128,6 +135,21 @@ class SharedMemoryTransport:
         fd, token, offset, kind = self._control.read(peer, tag)
         if kind == ELSEWHERE:
             return self._others.recv(array, peer, tag, sized)
+        done = self._layouts[peer].done[self._rank] + tag
+        ready = self._layouts[self._rank].ready[peer] + tag
+        epoch, cells = self._epoch, flags[0]
+
+        def release() -> None:
+            cells[done] = epoch[0]
+
+        if kind == READ:
+            copy = reader(peer, self._control.processes[peer], offset, array)
+
+            def take() -> None:
+                copy()
+                cells[done] = epoch[0]
+
+            return Message(self, ready, None, take=take)
         length = (ROOMS if kind == PARCEL else 1) * array.nbytes
         key = (peer, token)
         if key not in self._attached:
@@ -136,9 +158,6 @@ class SharedMemoryTransport:
         if not 0 <= offset <= len(lent) - length:
             raise EnvironmentProblem(f"rank {peer} sends from outside of the memory that it shares")
         view = lent[offset : offset + length]
-        done = self._layouts[peer].done[self._rank] + tag
-        ready = self._layouts[self._rank].ready[peer] + tag
-        epoch = self._epoch
         if kind == PARCEL:
             self._parcels_from[peer] = flags[0], self._layouts[peer].ended[self._rank]
             take = (_sized_unpack if sized else _unpack)(_bytes(array), memoryview(view), epoch)
@@ -147,11 +166,6 @@ class SharedMemoryTransport:
                 self, ready, None, take=take,
                 arrived=_arrived(self._cells, ready, epoch), lies=lambda: halves[epoch[0] & 1],
             )  # fmt: skip
-        cells = flags[0]
-
-        def release() -> None:
-            cells[done] = epoch[0]
-
         return Message(self, ready, None, view.view(array.dtype), release)
 
     def begin(self) -> str:

@@ -37,7 +37,8 @@ def one(job, program, elements, dtype, op, how, inplace=False):
         inner = transports.MpiTransport(job.MPI, job.data, chunk_bytes)
         # "mixed": only ranks 0 and 1 share memory
         node = NEIGHBOURS.sharing[job.rank] if how != "mixed" else (0, 1) if job.rank < 2 else (job.rank,)
-        transport = shm.SharedMemoryTransport(job.memory, job.rank, node, compiled.messages, inner)
+        reads = how == "read" and not NEIGHBOURS.no_reading
+        transport = shm.SharedMemoryTransport(job.memory, job.rank, node, compiled.messages, inner, reads)
         inside = job.memory.empty
     elif how in PACED:
         inner = transports.MpiTransport(job.MPI, job.data, chunk_bytes)
@@ -61,10 +62,10 @@ def one(job, program, elements, dtype, op, how, inplace=False):
     return found.wrong + found.outside
 
 
-SHM = ("shared", "private", "mixed")
+SHM = ("shared", "private", "read", "mixed")
 if sys.argv[1] in SHM:
     # Messages of a few KB go every way that there is.
-    shm.SHORT_BYTES, shm.PARCEL_BYTES = 64, 4096
+    shm.SHORT_BYTES, shm.READ_BYTES, shm.PARCEL_BYTES = 64, 256, 4096
 
 # Messages of a few KB go in many segments to the other node, the shortest as they are.
 paced.PLAIN_BYTES, paced.SEGMENT_BYTES, paced.BUFFER_BYTES = 64, 400, 1000

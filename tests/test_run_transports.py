@@ -13,7 +13,7 @@ from taccl.runtime import transports
 WORKER = str(Path(__file__).with_name("run_transport_worker.py"))
 
 
-@pytest.mark.parametrize("how", ["large", "shared", "private", "mixed", "paced", "turns"])
+@pytest.mark.parametrize("how", ["large", "shared", "private", "read", "mixed", "paced", "turns"])
 @pytest.mark.mpi
 @needs_mpi[1]
 def test_right_data(how):

@@ -42,8 +42,9 @@ def expected(name, ranks, rank, turn, elements):
     return np.concatenate([one[rank * block : (rank + 1) * block] for one in inputs])
 
 
-def bind(program, elements, *, where, nodes):
-    """All ranks of a program, connected. where: of each rank, whether its buffers lie in shared memory."""
+def bind(program, elements, *, where, nodes, reads=False):
+    """All ranks of a program, connected. where: of each rank, whether its buffers lie in shared memory. reads: whether
+    private ones are read."""
     compiled = compile_all(program, False)
     collective = compiled.collective
     shape = layout(collective, elements)
@@ -53,7 +54,7 @@ def bind(program, elements, *, where, nodes):
         memory = SharedMemory()
         node = next(node for node in nodes if rank in node)
         others = LocalTransport(switch, rank)
-        transport = shm.SharedMemoryTransport(memory, rank, node, compiled.messages, others)
+        transport = shm.SharedMemoryTransport(memory, rank, node, compiled.messages, others, reads)
         make = memory.empty if where[rank] else np.zeros
         buffers = Buffers(*(make(n, np.int64) for n in buffer_elements(collective, shape, rank)))
         bounds.append(Bound(compiled, rank, shape, buffers, TYPE, op, transport, np, memory.empty))
@@ -98,18 +99,21 @@ def drive(name, bounds, turns, seed):
     blocks=st.integers(1, 60),
     split=st.integers(0, 4),
     lengths=st.tuples(st.sampled_from([0, 64, 10**6]), st.sampled_from([0, 256, 10**6])),
+    reads=st.sampled_from([None, 0, 64, 256]),
     room=st.sampled_from([0, 4096, 10**8]),
     where=st.lists(st.booleans(), min_size=5, max_size=5),
     seed=st.integers(0, 10**6),
 )
-def test_every_way_in_every_order(name, ranks, partition, blocks, split, lengths, room, where, seed):
-    """Lent, as parcels, elsewhere, over one node or two, buffers of some ranks shared: each run has its own data."""
+def test_every_way_in_every_order(name, ranks, partition, blocks, split, lengths, reads, room, where, seed):
+    """Lent, as parcels, read, elsewhere; one node or two; buffers of some ranks shared: each run has its own data."""
     nodes = [tuple(range(min(split, ranks))), tuple(range(min(split, ranks), ranks))]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shm, "SHORT_BYTES", lengths[0])
         patch.setattr(shm, "PARCEL_BYTES", lengths[1])
+        patch.setattr(shm, "READ_BYTES", reads)
         patch.setattr(shm, "ROOM_BYTES", room)
-        bounds = bind(programs.ALL[name](ranks, partition), blocks * ranks, where=where, nodes=nodes)
+        program = programs.ALL[name](ranks, partition)
+        bounds = bind(program, blocks * ranks, where=where, nodes=nodes, reads=reads is not None)
         lead = drive(name, bounds, 5, seed)
     for bound in bounds:
         bound.close()

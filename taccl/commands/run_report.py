@@ -79,9 +79,10 @@ def _how(job: Job, settings: Settings, neighbours: Neighbours) -> str:
     """By which transport this rank reaches which peers."""
     ways = _ways(settings, neighbours, job.rank) or [(settings.transport, [])]
     why = f" ({neighbours.why_not})" if neighbours.why_not else ""
+    if ways[0][0] == "shm" and settings.buffers == "private" and neighbours.no_reading:
+        why += f" (long messages are copied twice: {neighbours.no_reading})"
     if len(ways) == 1:
-        best = ways[0][0] in ("shm", "cuda-ipc")
-        return f"transport {ways[0][0]} to every peer{'' if best else why}"
+        return f"transport {ways[0][0]} to every peer{'' if ways[0][0] == 'cuda-ipc' else why}"
     said = [
         f"{name} to rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}" for name, ranks in ways[:-1]
     ]
