@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import os
 import secrets
 import signal
@@ -36,6 +37,7 @@ T = TypeVar("T")
 MESSAGE_BYTES = 4096  # of an error's text, as other ranks see it
 POLLS_BEFORE_SLEEP = 20_000  # empty ones; some ten milliseconds
 SPINS = 2  # empty polls before the core is offered to others, when every rank has one of its own
+RESTS_PER_CALL = 16  # of a waiting rank, of the MPI library
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,13 +301,33 @@ class Job:
         bound.start()
         executor, watchdog = bound.executor, self.watchdog
         rest = Pauses(lambda: executor.left) if self._pauses and executor.coding else os.sched_yield
+        waiting = self._moving(rest)
         watchdog.doing(executor)
-        while not executor.advance(POLLS_BEFORE_SLEEP, rest, self._spins):
+        while not executor.advance(POLLS_BEFORE_SLEEP, waiting, self._spins):
             left = executor.left
             while not executor.advance() and executor.left == left:  # a long wait: leave the core to others
+                self._call_library()
                 time.sleep(50e-6)
         watchdog.doing(None)
         bound.finish()
+
+    def _call_library(self) -> None:
+        self.control.Iprobe(self.MPI.ANY_SOURCE, self.MPI.ANY_TAG)
+
+    def _moving(self, rest: Callable[[], object]) -> Callable[[], object]:
+        """`rest`, and now and then a call of the MPI library.
+
+        MPI moves what it has taken only while it is called. A message that it calls finished may still be in there,
+        waiting for the connection to its first receiver, while this rank waits for messages through shared memory.
+        """
+        rests, call = itertools.count(1), self._call_library
+
+        def both() -> None:
+            if not next(rests) % RESTS_PER_CALL:
+                call()
+            rest()
+
+        return both
 
 
 def _exit_code(error: BaseException | None) -> int:

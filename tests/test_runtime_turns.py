@@ -38,7 +38,7 @@ def gates_of(nodes, pairs, slow=(), chunks=1, chunk_bytes=MB):
     return turns_of(nodes, pairs, slow, chunks, chunk_bytes).gates
 
 
-def turns_of(nodes, pairs, slow=(), chunks=1, chunk_bytes=MB):
+def turns_of(nodes, pairs, slow=(), chunks=1, chunk_bytes=MB, channel=0):
     """Of messages between pairs of ranks, each of some chunks in messages of their own, all ready at once."""
     topology = cluster(nodes, slow)
     ranks = topology.ranks
@@ -46,7 +46,8 @@ def turns_of(nodes, pairs, slow=(), chunks=1, chunk_bytes=MB):
     for rank in range(ranks):
         ends = [(b, -1, "s") for a, b in pairs if a == rank] + [(-1, a, "r") for a, b in pairs if b == rank]
         steps = [
-            (send, recv, 0, [(kind, "i", c, "o", c, 1) for c in range(chunks)]) for send, recv, kind in ends
+            (send, recv, channel, [(kind, "i", c, "o", c, 1) for c in range(chunks)])
+            for send, recv, kind in ends
         ]
         held = chunks if steps else 0
         gpus.append((held, held, 0, steps))
@@ -111,3 +112,11 @@ def test_a_program_of_too_many_messages_has_none_and_says_so(monkeypatch):
     monkeypatch.setattr(turns_module, "MOST_MESSAGES", 1)
     found = turns_of(nodes, pairs)
     assert found.gates == {} and found.why_none == "the program has more than 1 messages"
+
+
+def test_a_program_that_no_loader_takes_has_none_and_says_so():
+    """The executor runs it; the model's rules are those of the loaders."""
+    pairs, nodes = [(0, 2), (1, 3)], [(0, 1), (2,), (3,)]
+    assert turns_of(nodes, pairs, channel=31).gates
+    found = turns_of(nodes, pairs, channel=40)
+    assert found.gates == {} and found.why_none == "the model of the cluster cannot run the program"

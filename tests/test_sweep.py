@@ -120,7 +120,9 @@ def test_the_command_writes_programs_that_verify(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("more", [["--size", "1KB"], ["-o", "-"], ["-o", "x.xml", "--check-up-to-date"]])
+@pytest.mark.parametrize(
+    "more", [["--size", "1KB"], ["-o", "-"], ["-o", "x.xml", "--check-up-to-date"], ["-o", "x.xml"]]
+)
 def test_what_does_not_go_together_is_refused(more: list[str]) -> None:
     ran = CliRunner().invoke(cli, ["synth", "-t", "ring:4", "-c", "allreduce", "--sweep", "1KB", *more])
     assert ran.exit_code == 2 or isinstance(ran.exception, UsageError)

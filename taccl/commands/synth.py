@@ -229,10 +229,14 @@ def read_pairs(given: str | None) -> tuple[tuple[int, int], ...] | None:
 
 
 def _check_together(options: dict[str, Any]) -> None:
+    from taccl.synth.collective import ROOTED
+
     collective = options["collective"]
     for name, only in (("demand", "alltoallv"), ("pairs", "sendrecv"), ("pre_post", "custom")):
         if options[name] is not None and collective != only:
             raise UsageError(f"--{name.replace('_', '-')} is for --collective {only}, not for {collective}")
+    if options["root"] and collective is not None and collective not in ROOTED:
+        raise UsageError(f"--root is for {', '.join(sorted(ROOTED))}; {collective} has none")
     if collective == "alltoallv" and options["demand"] is None:
         raise UsageError("--collective alltoallv needs --demand, the matrix of counts")
 

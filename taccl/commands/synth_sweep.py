@@ -31,6 +31,8 @@ def run_sweep(
 
     if folder == "-":
         raise UsageError("--sweep makes several files: -o names a folder for them")
+    if folder is not None and Path(folder).suffix in (".xml", ".json"):
+        raise UsageError(f"--sweep makes several files: -o names a folder for them, not the file {folder}")
     wanted = sizes_of(sizes)
     if folder is not None:
         check_folder(Path(folder))
