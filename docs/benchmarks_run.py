@@ -38,9 +38,9 @@ RANKS = (2, 4, 8)
 SIZES = {"1 KB": 2**10, "64 KB": 2**16, "1 MB": 2**20, "16 MB": 2**24, "64 MB": 2**26}
 ENGINES = {
     "allgather": ("direct", "ring", "recursive-doubling"),
-    "allreduce": ("one-shot-pairs", "direct", "ring", "recursive-doubling"),
+    "allreduce": ("one-shot-pairs", "one-shot-doubling", "direct", "ring", "recursive-doubling"),
     "broadcast": ("direct", "ring", "recursive-doubling"),
-    "alltoall": ("direct",),
+    "alltoall": ("direct", "recursive-doubling"),
     "reducescatter": ("direct", "ring", "recursive-doubling"),
 }
 HOPS = 64

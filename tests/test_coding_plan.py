@@ -291,7 +291,7 @@ def test_when_the_time_is_up_the_best_plan_so_far_is_the_answer(monkeypatch: pyt
 def test_a_long_schedule_is_coded_when_routes_have_been_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     """To code it takes all the time, and other routes are what is missing then; where none are found, it is coded."""
     topology = hosts(3, 2, 4)
-    request = Request(topology, "broadcast", SIZE, time_limit_s=2.0)
+    request = Request(topology, "allgather", SIZE, time_limit_s=2.0)
     uncoded = synthesise(request)
     tried: list[str] = []
 
@@ -323,6 +323,37 @@ def test_plans_are_judged_with_what_their_messages_add(load_us: int) -> None:
     assert found.coding is not None
     added = load_us * (len(found.messages) - len(uncoded.messages))
     assert us(found.coding.time_fs) + added < us(uncoded.time_fs)
+
+
+def test_a_plan_of_one_connection_a_port_is_preferred_as_long_as_it_is_not_much_slower(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Coded messages take no turns, so those of several connections of a card disturb each other."""
+    topology = hosts(6, 2)
+    request = Request(topology, "broadcast", SIZE // 20, time_limit_s=2.0)
+    uncoded = few_rounds(topology, request.size_bytes)
+    assert search.shares_ports(uncoded, topology)
+    times = []
+    for behind, shared in ((1.0, True), (100.0, False)):
+        monkeypatch.setattr(search, "SHARED", behind)
+        found = with_codec(request, uncoded, 10 * uncoded.time_fs, (LOSSY,), lambda: False)
+        assert found is not None and found.coding is not None and check_plan(found, topology) == []
+        assert search.shares_ports(found, topology) == shared
+        times.append(found.coding.time_fs)
+    assert times[0] < times[1]
+    assert not search.shares_ports(uncoded, replace(topology, links=tuple(
+        replace(link, ports=()) for link in topology.links
+    )))  # fmt: skip
+
+
+def few_rounds(topology: Topology, size: int) -> Algorithm:
+    """A broadcast in as few rounds as can be."""
+    collective = build("broadcast", topology.ranks)
+    priced = costs(topology, collective.chunk_bytes(size))
+    engine = BASELINES["recursive-doubling"]
+    found = best_timing("recursive-doubling", topology, collective, priced, engine(topology, collective))
+    assert found is not None
+    return found.algorithm(topology, size)
 
 
 def test_policies() -> None:

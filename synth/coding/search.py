@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
-from itertools import chain
+from itertools import chain as joined
 
 from taccl.errors import Infeasible, Interrupted, NoSolutionInTime, UsageError
 from taccl.profiles.codec_cost import CodecCost
@@ -27,10 +27,13 @@ from taccl.synth.coding.choose import (
     time_and_load_fs,
 )
 from taccl.synth.coding.node_sums import node_sums
+from taccl.synth.collective import Collective
 from taccl.synth.cost import costs, load_fs, us
+from taccl.synth.engines import chain
+from taccl.synth.engines.network import Inapplicable
 from taccl.synth.lower import lower_exact
 from taccl.synth.request import Request, builder
-from taccl.synth.schedule import as_carried, completion_fs, completions, time_by_priority
+from taccl.synth.schedule import Transfer, as_carried, completion_fs, completions, time_by_priority
 from taccl.synth.synthesise import synthesise
 
 # Per second of the limit: messages that are clocked for single turns, deterministic seconds of CP-SAT.
@@ -44,6 +47,11 @@ MOST_POLISHED = 2
 MOST_BEHIND = 2
 # Chunks a block at which sums of nodes are tried.
 CUTS = (1, 2, 4, 8, 12)
+# Chunks a block of a chain, before it is cut finer.
+CHAIN_CHUNKS = 8
+# Messages of several connections that share a port of a node get in each other's way: coded messages take no turns.
+# Where each port has one, a schedule may be slower by so much and is still preferred.
+SHARED = 1.05
 # Of more messages a schedule without a codec is coded after those that are made for one.
 LONG = 600
 # Schedules of more messages are not coded: finding out where would take too long.
@@ -102,7 +110,7 @@ def with_codec(
     # and frames of its many short chunks cost the most.
     routes = _other_routes(request, uncoded, candidates, allowed, late)
     at_hand = len(uncoded.messages) <= LONG
-    for start in chain([uncoded], routes) if at_hand else chain(routes, [uncoded]):
+    for start in joined([uncoded], routes) if at_hand else joined(routes, [uncoded]):
         if found and late():
             break
         for cost in candidates:
@@ -113,7 +121,12 @@ def with_codec(
             if cut and choice.time_fs <= MOST_BEHIND * min(other.time_fs for other in found):
                 finer = cut_finer(choice, topology, allowed, late)
                 found += [] if finer is choice else [finer]
-    found.sort(key=lambda choice: time_and_load_fs(choice, topology))
+
+    def judged(choice: Choice) -> float:
+        shared = SHARED if shares_ports(choice.algorithm, topology) else 1.0
+        return shared * time_and_load_fs(choice, topology)
+
+    found.sort(key=judged)
     effort = Effort(
         round(CLOCKED_PER_WALL * request.time_limit_s / MOST_POLISHED),
         DETERMINISTIC_PER_WALL * request.time_limit_s / MOST_POLISHED,
@@ -127,7 +140,7 @@ def with_codec(
         enough = choice.time_fs < WORTHWHILE * uncoded_fs
         return enough and time_and_load_fs(choice, topology) < WORTHWHILE * without_fs
 
-    for choice in sorted([*best, *found], key=lambda choice: time_and_load_fs(choice, topology)):
+    for choice in sorted([*best, *found], key=judged):
         if not pays(choice):
             continue
         kept = choice if choice.algorithm is uncoded else _as_lowered(choice, topology)
@@ -151,8 +164,10 @@ def _other_routes(
     """Schedules that may suit a codec better: sums that it may code, and routes for a cluster whose messages are
     shorter, between nodes and on all links."""
     topology = request.topology
-    if not all(cost.lossless for cost in candidates) and request.engine in ("auto", "cp-sat"):
-        yield from _node_sums(request, uncoded)
+    if request.engine in ("auto", "cp-sat"):
+        yield from _chain(request, uncoded)
+        if not all(cost.lossless for cost in candidates):
+            yield from _node_sums(request, uncoded)
     if topology.ranks > EXPLICIT_RANKS:
         return
     cost = max(candidates, key=lambda cost: cost.ratio)
@@ -185,30 +200,55 @@ def _other_routes(
             yield here
 
 
+def shares_ports(algorithm: Algorithm, topology: Topology) -> bool:
+    """Whether messages of several links go through one port between nodes."""
+    node_of = topology.node_of()
+    used = {message.link for message in algorithm.messages}
+    crossing = [topology.links[e] for e in used]
+    ports = [port for link in crossing if node_of[link.src] != node_of[link.dst] for port in set(link.ports)]
+    return len(set(ports)) < len(ports)
+
+
+def _chain(request: Request, uncoded: Algorithm) -> Iterator[Algorithm]:
+    """A chunked chain, which crosses between nodes as seldom as possible and over one link at a time."""
+    collective = builder(request)(request.partition or request.restrictions.partition or CHAIN_CHUNKS)
+    try:
+        transfers = chain.transfers(request.topology, collective)
+    except Inapplicable:
+        return
+    yield from _timed(request, uncoded, "chain", collective, transfers)
+
+
 def _node_sums(request: Request, uncoded: Algorithm) -> Iterator[Algorithm]:
     """Reductions with sums of nodes, at a few chunkings."""
-    topology, make = request.topology, builder(request)
+    make = builder(request)
     wanted = request.partition or request.restrictions.partition
     for partition in [wanted] if wanted else CUTS:
         collective = make(partition)
-        priced = costs(topology, collective.chunk_bytes(request.size_bytes))
-        transfers = node_sums(topology, collective)
+        transfers = node_sums(request.topology, collective)
         if transfers is None or (len(transfers) > MOST_CUT_MESSAGES and partition != (wanted or CUTS[0])):
             return
-        messages = time_by_priority(topology, collective, priced, transfers)
-        found = replace(
-            uncoded,
-            name=uncoded.name.rpartition("-")[0] + "-node-sums",
-            engine="node-sums",
-            collective=collective,
-            messages=messages,
-            time_fs=completion_fs(priced, messages),
-            certificate=uncoded.certificate.of_any_schedule(),
-        )
-        if not check_algorithm(found, topology) and obeys(
-            request.restrictions, topology, collective, messages
-        ):
-            yield found
+        yield from _timed(request, uncoded, "node-sums", collective, transfers)
+
+
+def _timed(
+    request: Request, uncoded: Algorithm, engine: str, collective: Collective, transfers: list[Transfer]
+) -> Iterator[Algorithm]:
+    """The schedule of these transfers, where it obeys the request."""
+    topology = request.topology
+    priced = costs(topology, collective.chunk_bytes(request.size_bytes))
+    messages = time_by_priority(topology, collective, priced, transfers)
+    found = replace(
+        uncoded,
+        name=uncoded.name.rpartition("-")[0] + f"-{engine}",
+        engine=engine,
+        collective=collective,
+        messages=messages,
+        time_fs=completion_fs(priced, messages),
+        certificate=uncoded.certificate.of_any_schedule(),
+    )
+    if not check_algorithm(found, topology) and obeys(request.restrictions, topology, collective, messages):
+        yield found
 
 
 def _as_lowered(choice: Choice, topology: Topology) -> Choice | None:
