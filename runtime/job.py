@@ -144,7 +144,8 @@ class Job:
             code, text = error.exit_code, f"rank {rank}: {error}; the job is ended"
         else:
             code = mpi.JOB_FAILED
-            text = f"rank {rank} failed with {type(error).__name__}: {error}; the job is ended"
+            what = f"{type(error).__name__}: {error}"
+            text = f"rank {rank} failed with {what}; the job is ended (TACCL_DEBUG=1 says where)"
         if self.guard.speaks() and text:
             mpi.say(f"taccl: {text}", last=True)
         if os.environ.get("TACCL_DEBUG", "") not in ("", "0"):

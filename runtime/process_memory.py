@@ -1,13 +1,14 @@
 """Memory of other processes of this host, read by the kernel (process_vm_readv).
 
-It copies once from one process's memory to another's, whatever memory it is. The kernel allows it among processes of
-one user unless a security module forbids it (Yama's ptrace_scope, containers' filters of system calls), so ranks try it
-before they count on it.
+It copies once from one process's memory to another's. The kernel allows it among processes of one user unless a
+security module forbids it (Yama's ptrace_scope, containers' filters of system calls), so ranks try it before they count
+on it. Memory of devices and secret memory is nobody's to read, so a rank tries its own arrays, too.
 """
 
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import sys
 from collections.abc import Callable
@@ -54,10 +55,20 @@ def reader(rank: int, process: int, source: int, target: np.ndarray[Any, Any]) -
 
     def read() -> None:  # it keeps the target, of which parts only have addresses
         if why := _read(process, parts):
+            if why == os.strerror(errno.ESRCH):
+                raise RunFailed(f"rank {rank} has died (killed or crashed)")
             what = f"{target.nbytes} bytes of rank {rank} (process {process})"
             raise RunFailed(f"{what} cannot be read: {why}")
 
     return read
+
+
+def readable(array: np.ndarray[Any, Any]) -> bool:
+    """Whether the kernel reads the first and the last byte of a contiguous array of this process."""
+    found, begin = np.zeros(1, np.uint8), address(array)
+    return _readv is not None and not any(
+        _read(os.getpid(), _parts(place, found)) for place in (begin, begin + array.nbytes - 1)
+    )
 
 
 def why_not(process: int, source: int, expected: int) -> str:
@@ -88,5 +99,9 @@ def _read(process: int, parts: list[tuple[Any, Any, int]]) -> str:
         if read < 0:
             return os.strerror(ctypes.get_errno())
         if read != length:
-            return "it holds less than a message there"
+            # Asked for what comes next, the kernel says why it stopped.
+            begin, source = here._obj.base + read, there._obj.base + read
+            rest = ctypes.byref(Span(begin, 1)), ctypes.byref(Span(source, 1))
+            stopped = _readv(process, rest[0], 1, rest[1], 1, 0) < 0
+            return os.strerror(ctypes.get_errno()) if stopped else "the kernel has read a part only"
     return ""

@@ -23,7 +23,7 @@ import numpy as np
 
 from taccl.errors import EnvironmentProblem
 from taccl.runtime.flags import CONTROL_WORDS, IDLE, Control
-from taccl.runtime.process_memory import address, reader
+from taccl.runtime.process_memory import address, readable, reader
 from taccl.runtime.shared import SharedMemory, attach
 from taccl.runtime.streams import Lane
 from taccl.runtime.transport import OFFER_WORDS, Message, Transport, used_bytes
@@ -83,7 +83,8 @@ class SharedMemoryTransport:
         ready = self._layouts[peer].ready[self._rank] + tag
         place = self._memory.place(array) if array.nbytes > SHORT_BYTES else None
         # A sized message takes as much as it uses, which a parcel's sender knows.
-        read = place is None and self._reads and not sized and array.nbytes > READ_BYTES
+        long = self._reads and not sized and array.nbytes > READ_BYTES
+        read = place is None and long and readable(array)
         if place is not None or read:
             self._others_sends += 1
             where = (0, 0, address(array)) if place is None else (place.fd, place.token, place.offset)

@@ -83,7 +83,10 @@ def test_one_program_against_another(saved, tmp_path):
     document = json.loads(ended.out)
     assert document["config"]["against"] == path
     assert all(row["out_of_place"]["reference_time_us"] > 0 for row in document["results"])
-    assert "# the last columns: allgather-4, 4 chunks, Simple" in ended.err and "MPI out" not in ended.err
+    assert (
+        f"# the last columns: {path}: allgather-4, 4 chunks, Simple" in ended.err
+        and "MPI out" not in ended.err
+    )
     ended = taccl(4, "run", path, "--against", other, *sizes)
     assert ended.code == 0, ended.err
     assert all(row[13:17] == ["n/a"] * 4 for row in rows(ended.out))  # it claims in place only
@@ -184,6 +187,8 @@ def test_wrong_data_fails_with_code_1_on_every_rank(saved):
         (4, ("GOOD", "-o", "xor"), 2, "unknown reduction 'xor'"),
         (4, ("GOOD", "-o", "sum"), 2, "--op sum: allgather copies data"),
         (4, ("GOOD", "-r", "7"), 2, "the ranks of"),
+        (4, ("GOOD", "-r", "2"), 2, "is a program for allgather, which has no root"),
+        (4, ("STEP",), 3, "step.xml:"),
         (4, ("GOOD", "--in-place"), 2, "does not claim to work in place"),
         (4, ("GOOD", "-b", "2M", "-e", "1M"), 2, "-b 2097152 is larger than -e 1048576"),
         (4, ("GOOD", "-b", "lots"), 2, "'lots' is not a size"),
@@ -200,8 +205,12 @@ def test_wrong_data_fails_with_code_1_on_every_rank(saved):
 def test_bad_requests_are_said_once_with_the_documented_code(saved, tmp_path, ranks, arguments, code, words):
     broken = tmp_path / "broken.xml"
     broken.write_text("<algo name='x'><gpu")
+    step = tmp_path / "step.xml"  # one of its steps waits for one that is not there
+    good = Path(saved(programs.ring_allgather(4))).read_text()
+    step.write_text(good.replace('depid="-1" deps="-1"', 'depid="0" deps="99"', 1))
     names = {
-        "GOOD": saved(programs.ring_allgather(4)), "MISSING": str(tmp_path / "no.xml"), "BROKEN": str(broken)
+        "GOOD": saved(programs.ring_allgather(4)), "MISSING": str(tmp_path / "no.xml"), "BROKEN": str(broken),
+        "STEP": str(step),
     }  # fmt: skip
     ended = taccl(ranks, "run", *(names.get(a, a) for a in arguments))
     assert ended.code == code, ended.err

@@ -36,6 +36,7 @@ def read_samples(path: str, dtype: DType | None, limit_bytes: int) -> tuple[list
     dtype: of a file that does not say. Raises InvalidInput for what is no such file, UsageError for raw ones with bytes
     left over, OSError.
     """
+    Path(path).open("rb").close()  # a wrong name is told as such
     if path.endswith(".npy"):
         arrays = {path: _npy(path)}
     elif path.endswith(".safetensors"):
@@ -90,7 +91,8 @@ def _npy(path: str) -> Array:
         # Mapped read-only; a pickle, which could run code, is refused.
         loaded: Array = np.load(path, mmap_mode="r", allow_pickle=False)
     except (ValueError, EOFError) as error:
-        raise _invalid(path, "C002", f"this is no array of numbers in numpy's format: {error}") from error
+        # numpy's own words speak of pickles, which are never loaded here.
+        raise _invalid(path, "C002", "this is no array of numbers in numpy's format (np.save)") from error
     return np.ascontiguousarray(loaded)
 
 

@@ -85,10 +85,13 @@ def prepare(job: Job, options: dict[str, Any]) -> tuple[Loaded, Loaded | None, S
 
 def load_program(job: Job, file: str, options: dict[str, Any]) -> tuple[Loaded, ProgramFile]:
     """The program of a file, and what was read. Raises UsageError when the job has another number of ranks."""
+    from dataclasses import replace
+
     from taccl.program_file import open_program
     from taccl.runtime.bench import Loaded
     from taccl.runtime.semantics import check_buffers, collective_of
     from taccl.runtime.trace import trace
+    from taccl.synth.collective import ROOTED
 
     opened = open_program(file, options)
     program, collective = opened.program, opened.collective
@@ -98,11 +101,16 @@ def load_program(job: Job, file: str, options: dict[str, Any]) -> tuple[Loaded, 
             f"it with: mpiexec -n {program.ranks} taccl run {file}"
         )
     _check_root(file, program)
-    order = trace(program)
+    try:
+        order = trace(program)
+    except InvalidInput as problem:  # of the program, which has another name than its file
+        raise InvalidInput([replace(found, file=file) for found in problem.diagnostics]) from problem
     if collective is None:
         collective = collective_of(program, order)
     else:
         check_buffers(program, collective)
+    if options["root"] and collective.name not in ROOTED:
+        raise UsageError(f"{file} is a program for {collective.name}, which has no root; leave out --root")
     apart = all(pair is None for pair in collective.inplace)
     claimed = {"out_of_place": program.outofplace, "in_place": program.inplace and not apart}
     modes = tuple(mode for mode in claimed if claimed[mode])

@@ -80,7 +80,7 @@ def _how(job: Job, settings: Settings, neighbours: Neighbours) -> str:
     ways = _ways(settings, neighbours, job.rank) or [(settings.transport, [])]
     why = f" ({neighbours.why_not})" if neighbours.why_not else ""
     if ways[0][0] == "shm" and settings.buffers == "private" and neighbours.no_reading:
-        why += f" (long messages are copied twice: {neighbours.no_reading})"
+        why += f" (the kernel does not copy long messages: {neighbours.no_reading})"
     if len(ways) == 1:
         return f"transport {ways[0][0]} to every peer{'' if ways[0][0] == 'cuda-ipc' else why}"
     said = [
@@ -94,7 +94,9 @@ def preamble(
     loaded: Loaded,
     settings: Settings,
     neighbours: Neighbours,
+    file: str,
     against: Program | None,
+    against_file: str | None,
 ) -> list[str]:
     """The lines above the table."""
     from taccl import __version__
@@ -105,12 +107,12 @@ def preamble(
     lines = [
         f"# taccl {__version__}, {library.name} {library.version}, {job.ranks} ranks, "
         f"{_memory(settings)} buffers, transport {_names(settings, neighbours)}",
-        f"# {program.name}: {collective.title}, {program.chunks_per_loop} chunks, {program.protocol}; "
+        f"# {file}: {program.name}, {collective.title}, {program.chunks_per_loop} chunks, {program.protocol}; "
         f"warmup {settings.warmup}, iterations {settings.iterations}, checks {settings.checks}",
     ]
     if against is not None:
         lines.append(
-            f"# the last columns: {against.name}, {against.chunks_per_loop} chunks, {against.protocol}"
+            f"# the last columns: {against_file}: {against.name}, {against.chunks_per_loop} chunks, {against.protocol}"
         )
     if settings.accumulate != "type":
         lines.append(f"# 16-bit floats are reduced in {settings.accumulate}")
