@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from taccl.errors import EnvironmentProblem
+from taccl.runtime.process_memory import address
 
 Array = np.ndarray[Any, Any]
 
@@ -87,7 +88,7 @@ class SharedMemory:
                 undo.pop_all()
         except OSError as error:
             raise EnvironmentProblem(f"no shared memory of {size} bytes: {error.strerror}") from error
-        first = raw.__array_interface__["data"][0]
+        first = address(raw)
         self._pieces[fd] = (first, first + size, token)
         weakref.finalize(raw, self._forget, fd)
         return raw[:nbytes].view(dtype)
@@ -98,7 +99,7 @@ class SharedMemory:
 
     def place(self, array: Array) -> Place | None:
         """Where a contiguous array lies; None when it is not in a piece of this rank."""
-        first = array.__array_interface__["data"][0]
+        first = address(array)
         for fd, (begin, end, token) in self._pieces.items():
             if begin <= first and first + array.nbytes <= end:
                 return Place(os.getpid(), fd, token, first - begin)

@@ -148,7 +148,7 @@ class SharedMemoryTransport:
 
             def take() -> None:
                 copy()
-                cells[done] = epoch[0]
+                release()
 
             return Message(self, ready, None, take=take)
         length = (ROOMS if kind == PARCEL else 1) * array.nbytes
