@@ -2,9 +2,9 @@
 
 MPI finishes a send of some hundred kilobytes when the kernel has it, seconds before it arrives on a slow uplink. A rank
 that goes on then fills the uplink with everything it has: what the program sends first arrives last, and the peer that
-all others wait for gets an equal share like any other. So a message goes in segments, of which a few are on their way,
-and its receiver confirms each. A send is finished, for whatever waits for it, when little of what went to that peer is
-unconfirmed, as a send through a small socket buffer would be.
+all others wait for gets an equal share like any other. So a message goes in segments, and its receiver confirms each.
+A few are on their way to each peer, message after message. A send is finished, for whatever waits for it, when all of
+it is on its way, as a send through a small socket buffer would be.
 
 Where the turns of messages are known (`runtime/turns.py`), a message begins once its gates are open. Whoever sees that
 an earlier one has come far enough says so by an empty message.
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import functools
 import os
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -32,10 +33,7 @@ from taccl.runtime.turns import Gate, Key
 
 SEGMENT_BYTES = 64 << 10
 OPEN_MPI_SEGMENT_BYTES = 60 << 10  # and a header: less than 64 KB
-SEGMENTS = (
-    8  # of one message that are on their way; more than the bytes that a round trip takes on most networks
-)
-BUFFER_BYTES = 128 << 10  # with no more than this unconfirmed at a peer, what was handed over counts as sent
+SEGMENTS = 8  # that are on their way to a peer; more than the bytes that a round trip takes on most networks
 PLAIN_BYTES = 8 << 10  # messages up to here need no pace: they go as they are
 
 
@@ -69,6 +67,7 @@ class PacedTransport(Plain):
         open_mpi = mpi.library(MPI).name == "Open MPI"
         self.segment_bytes = min(SEGMENT_BYTES, OPEN_MPI_SEGMENT_BYTES) if open_mpi else SEGMENT_BYTES
         self._peers: dict[int, _Peer] = {}
+        self._leaving: list[_Outgoing] = []  # on their way; whether they count as sent must be seen
         # Started requests that something follows, and what; started ones that must only be finished some time.
         self._requests: list[Any] = []
         self._handlers: list[Callable[[], None]] = []
@@ -88,28 +87,24 @@ class PacedTransport(Plain):
             for first in range(0, data.nbytes, self.segment_bytes)
         ]
 
-    def _receipt(self) -> list[Any]:
+    def _nothing(self) -> list[Any]:
         return [np.empty(0, np.uint8), 0, self._mpi.BYTE]
 
     def send(self, array: Any, peer: int, tag: int, sized: bool = False, lane: Lane | None = None) -> Message:
         if self._plain(array, peer):
             return self._inner.send(array, peer, tag, sized)
         key = (self._rank, peer, tag)
-        buffers = self._segments(array, tag)
-        segments = [self._inner.comm.Send_init(buffer, peer, tag) for buffer in buffers]
-        receipts = [
-            self._receipts.Recv_init(self._receipt(), peer, tag) for _ in range(min(SEGMENTS, len(segments)))
-        ]
-        lengths = [buffer[1] for buffer in buffers]
+        segments = [self._inner.comm.Send_init(part, peer, tag) for part in self._segments(array, tag)]
+        receipts = [self._receipts.Recv_init(self._nothing(), peer, tag) for _ in segments[:SEGMENTS]]
         to = self._peers.setdefault(peer, _Peer())
         shorter = _Shorter(self._inner, array, peer, tag, self.segment_bytes) if sized else None
         notices = [
-            self._notices.Recv_init(self._receipt(), teller, self._word(word))
+            self._notices.Recv_init(self._nothing(), teller, self._word(word))
             for teller, word in self._gates.awaited[key]
             if word != OWN
         ]
         gates = len(self._gates.awaited[key])
-        message = _Outgoing(self, to, segments, lengths, receipts, shorter, self._tells(key), gates, notices)
+        message = _Outgoing(self, to, segments, receipts, shorter, self._tells(key), gates, notices)
         if gates:
             self._gated[key] = message
         return Message(self, message, message.start, free=message.free, held=message.held)
@@ -118,7 +113,7 @@ class PacedTransport(Plain):
         if self._plain(array, peer):
             return self._inner.recv(array, peer, tag, sized)
         segments = [self._inner.comm.Recv_init(buffer, peer, tag) for buffer in self._segments(array, tag)]
-        receipts = [self._receipts.Send_init(self._receipt(), peer, tag) for _ in segments]
+        receipts = [self._receipts.Send_init(self._nothing(), peer, tag) for _ in segments]
         message = _Incoming(
             self, segments, receipts, array if sized else None, self._tells((peer, self._rank, tag))
         )
@@ -140,7 +135,7 @@ class PacedTransport(Plain):
     def _tell(self, later: Key, tag: int) -> Callable[[], object]:
         if tag == OWN:
             return lambda: self._gated[later].open()
-        notice = self._notices.Send_init(self._receipt(), later[0], self._word(tag))
+        notice = self._notices.Send_init(self._nothing(), later[0], self._word(tag))
         self._words.append(notice)
         return functools.partial(self.start, notice)
 
@@ -170,6 +165,12 @@ class PacedTransport(Plain):
                 del self._requests[place], self._handlers[place]
             for handler in handlers:
                 handler()
+        if self._leaving:
+            self._leaving = [message for message in self._leaving if not message.left()]
+
+    def leaves(self, message: _Outgoing) -> None:
+        """All of a message is on its way."""
+        self._leaving.append(message)
 
     def poll(self, tokens: list[Any]) -> Sequence[int] | None:
         self._go_on()
@@ -207,29 +208,46 @@ class PacedTransport(Plain):
 
 
 class _Peer:
-    """What goes to one rank: bytes unconfirmed, and messages that are handed over and do not count as sent yet."""
+    """What goes to one rank: message after message, SEGMENTS at a time.
 
-    __slots__ = ("handed", "unconfirmed")
+    Each message has at least one segment on its way, whatever those before it wait for: the receive of one may depend
+    on what comes behind it.
+    """
+
+    __slots__ = ("_flying", "_work")
 
     def __init__(self) -> None:
-        self.unconfirmed = 0
-        self.handed: list[_Outgoing] = []
+        self._work: deque[_Outgoing] = deque()
+        self._flying = 0  # segments
 
-    def look(self) -> None:
-        """See what counts as sent now."""
-        if self.handed and self.unconfirmed <= BUFFER_BYTES:
-            # A rank whose messages count as sent may leave the run, so those that others wait for are followed further.
-            handed, self.handed = self.handed, [message for message in self.handed if message.told_of]
-            for message in handed:
-                message.done = not message.told_of
+    def add(self, message: _Outgoing) -> None:
+        """A message begins."""
+        self._work.append(message)
+        self._go_on(message)
+
+    def confirmed(self, message: _Outgoing) -> None:
+        """A segment of this one has arrived."""
+        self._flying -= 1
+        self._go_on(message)
+
+    def _go_on(self, message: _Outgoing) -> None:
+        while self._work and self._flying < SEGMENTS:
+            self._hand_over(self._work[0])
+        if message.stands:
+            self._hand_over(message)
+
+    def _hand_over(self, message: _Outgoing) -> None:
+        self._flying += 1
+        if message.hand_over():
+            self._work.remove(message)
 
 
 class _Outgoing:
     """A message to another node."""
 
     __slots__ = (
-        "_closed", "_confirmed", "_count", "_gates", "_handlers", "_lengths", "_notices", "_port", "_progress",
-        "_receipts", "_segments", "_sent", "_shorter", "_started", "_to", "done",
+        "_closed", "_confirmed", "_count", "_free", "_gates", "_handlers", "_last", "_notices", "_out", "_port",
+        "_progress", "_receipts", "_segments", "_sent", "_shorter", "_started", "_to", "done",
     )  # fmt: skip
 
     def __init__(
@@ -237,7 +255,6 @@ class _Outgoing:
         port: PacedTransport,
         to: _Peer,
         segments: list[Any],
-        lengths: list[int],
         receipts: list[Any],
         shorter: _Shorter | None,
         progress: Progress | None,
@@ -248,10 +265,12 @@ class _Outgoing:
         self._progress, self._gates, self._notices = progress, gates, notices
         self._closed = 0  # gates
         self._started = False
-        self._segments, self._lengths, self._receipts = segments, lengths, receipts
+        self._segments, self._receipts = segments, receipts
         self._handlers = [functools.partial(self._on_receipt, slot) for slot in range(len(receipts))]
+        self._free = list(range(len(receipts)))[::-1]  # with which nothing is expected
+        self._last: Any = None  # request of the segment that was handed over last
         self._count = len(segments)  # of this run
-        self._sent = self._confirmed = 0
+        self._sent = self._out = self._confirmed = 0  # out: of this rank's memory
         self.done = False  # and the executor does not know it yet
 
     def close(self) -> None:
@@ -262,12 +281,7 @@ class _Outgoing:
         """One of the gates opens."""
         self._closed -= 1
         if self._started and not self._closed:
-            self._begin()
-
-    @property
-    def told_of(self) -> bool:
-        """Whether some message waits for this one to come further."""
-        return self._progress is not None and self._progress.left
+            self._to.add(self)
 
     def held(self) -> bool:
         """Whether it is started and waits for its gates."""
@@ -275,48 +289,55 @@ class _Outgoing:
 
     def start(self) -> None:
         """Begin, or wait for the gates."""
-        self._sent = self._confirmed = 0
+        self._sent = self._out = self._confirmed = 0
         if self._shorter is not None:
             self._count = self._shorter.count()
         self._started = True
         for notice in self._notices:
             self._port.start(notice, self.open)
         if not self._closed:
-            self._begin()
+            self._to.add(self)
 
-    def _begin(self) -> None:
-        """Hand over the first segments."""
-        for slot in range(min(len(self._receipts), self._count)):
-            self._hand_over(slot)
-        self._to.look()
+    @property
+    def stands(self) -> bool:
+        """Whether nothing of it is on its way, and not all has arrived."""
+        return self._sent == self._confirmed < self._count
 
-    def _hand_over(self, slot: int) -> None:
-        """The next segment. slot: of a receipt that nothing is expected with."""
-        number = self._sent
+    def hand_over(self) -> bool:
+        """The next segment; whether it is the last one."""
+        slot = self._free.pop()
         self._port.start(self._receipts[slot], self._handlers[slot])
-        if self._shorter is not None and number == self._count - 1:
-            self._port.loose(self._shorter.send_last())
+        if self._shorter is not None and self._sent == self._count - 1:
+            self._last = self._shorter.send_last()
+            self._port.loose(self._last)
         else:
-            self._port.start(self._segments[number])
-        self._to.unconfirmed += self._lengths[number]
+            self._last = self._segments[self._sent]
+            self._port.start(self._last)
         self._sent += 1
-        if self._sent == self._count:
-            self._to.handed.append(self)
+        if self._sent < self._count:
+            return False
+        self._port.leaves(self)
+        return True
+
+    def left(self) -> bool:
+        """Whether it counts as sent from now on; all of it is on its way."""
+        # A rank whose messages count as sent may leave the run, so those that others wait for are followed further.
+        if self._confirmed < self._count and self._progress is not None and self._progress.left:
+            return False
+        # MPI may still read what its requests name, and what waits for a send may write there.
+        while self._out < self._count - 1 and self._segments[self._out].Test():
+            self._out += 1
+        self.done = self._out == self._count - 1 and self._last.Test()
+        return self.done
 
     def _on_receipt(self, slot: int) -> None:
         # Receipts of one message arrive in the order of its segments: they have one tag. But a look at all of them may
         # miss one that arrives meanwhile and see the next, so the slot that is free is the one that was seen.
-        self._to.unconfirmed -= self._lengths[self._confirmed]
+        self._free.append(slot)
         self._confirmed += 1
-        if self._sent < self._count:
-            self._hand_over(slot)
+        self._to.confirmed(self)
         if self._progress is not None:
             self._progress.reached(self._confirmed, self._count)
-        if self._confirmed == self._count and self in self._to.handed:
-            # Whatever else the peer has not taken yet: it may be waiting for this very message to be followed.
-            self._to.handed.remove(self)
-            self.done = True
-        self._to.look()
 
     def free(self) -> None:
         """Free the requests; the last run is over."""

@@ -21,7 +21,7 @@ from taccl.runtime.trace import trace
 NODES = (0, 0, 2)
 # Messages of a few KB go every way that there is, between nodes in many segments.
 shm.SHORT_BYTES, shm.PARCEL_BYTES = 64, 4096
-paced.PLAIN_BYTES, paced.SEGMENT_BYTES, paced.BUFFER_BYTES = 64, 400, 1000
+paced.PLAIN_BYTES, paced.SEGMENT_BYTES = 64, 400
 
 
 def transport_of(job, how, compiled, chunk_bytes):

@@ -68,7 +68,7 @@ if sys.argv[1] in SHM:
     shm.SHORT_BYTES, shm.READ_BYTES, shm.PARCEL_BYTES = 64, 256, 4096
 
 # Messages of a few KB go in many segments to the other node, the shortest as they are.
-paced.PLAIN_BYTES, paced.SEGMENT_BYTES, paced.BUFFER_BYTES = 64, 400, 1000
+paced.PLAIN_BYTES, paced.SEGMENT_BYTES = 64, 400
 turns.WINDOW_BYTES, turns.WORTH_HANDOVERS = 300, 0
 PACED = ("paced", "turns")
 NODES = (0, 0, 2)
