@@ -22,7 +22,8 @@ read it reads the sender's memory. The send is then done only after that operati
 from __future__ import annotations
 
 import heapq
-from collections import defaultdict, deque
+import itertools
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -38,6 +39,8 @@ Message = tuple[int, int, int]  # source, destination, tag
 TRIAL_STEPS = 200_000
 # Above this many operations the sets of `essential` cost more memory than shorter lists are worth.
 REDUCTION_OPERATIONS = 20_000
+# Trials by which waits in a circle are given up one by one.
+FIRST_TRIALS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,17 +289,39 @@ def finishes(
     return in_rounds(plans, direct, lambda source, target: False, waits) is not None
 
 
+def without_circles(
+    plans: Sequence[Plan], direct: bool, waits: Mapping[Message, Sequence[Message]]
+) -> dict[Message, Sequence[Message]] | None:
+    """Those of the waits with which the plans run to the end, as `finishes` has it; None when they do not without any.
+
+    Where nothing goes on, the first of the messages that wait for nothing else no longer waits; after FIRST_TRIALS of
+    them, all such.
+    """
+    left = dict(waits)
+    for trial in itertools.count():
+        stuck: list[Message] = []
+        if in_rounds(plans, direct, lambda source, target: False, left, stuck) is not None:
+            return left
+        if not stuck:
+            break
+        for message in stuck[:1] if trial < FIRST_TRIALS else stuck:
+            del left[message]
+    return None
+
+
 def in_rounds(
     plans: Sequence[Plan],
     direct: bool,
     held: Callable[[int, int], bool],
     waits: Mapping[Message, Sequence[Message]] | None = None,
+    stuck: list[Message] | None = None,
 ) -> dict[tuple[int, int, int], int] | None:
     """An order in which the plans run to the end, as `finishes` has it; None when they do not.
 
     Messages of the pairs of ranks that are held go in rounds: a round has of each connection the first one that both
     ends have started, once nothing but such messages is left to do. So what a message of a round needs is done with the
-    rounds before. Gives the round of each held message: (source, target, tag). waits: as in `finishes`.
+    rounds before. Gives the round of each held message: (source, target, tag). waits: as in `finishes`. stuck: gets the
+    messages that wait for nothing but those, when they do not.
     """
     index = {}  # (is receive, source, destination, tag) -> operation
     for plan in plans:
@@ -311,9 +336,11 @@ def in_rounds(
     after: defaultdict[tuple[int, int], list[tuple[int, int]]] = defaultdict(
         list
     )  # sends that wait for a send
+    gates: Counter[tuple[int, int]] = Counter()  # of sends that wait for sends, those that are not done
     for (source, target, tag), earlier in (waits or {}).items():
         rank, number = index[False, source, target, tag]
         missing[rank][number] += len(earlier)
+        gates[rank, number] = len(earlier)
         for source, target, tag in earlier:
             after[index[False, source, target, tag]].append((rank, number))
     users: dict[tuple[int, int], tuple[int, int]] = {}  # operation that reads a sender's memory -> the send
@@ -328,7 +355,9 @@ def in_rounds(
     def complete(rank: int, number: int) -> None:
         nonlocal left
         left -= 1
-        for whose, later in (*((rank, n) for n in successors[rank][number]), *after.get((rank, number), ())):
+        held_up = after.get((rank, number), ())
+        gates.subtract(held_up)
+        for whose, later in (*((rank, n) for n in successors[rank][number]), *held_up):
             missing[whose][later] -= 1
             if not missing[whose][later]:
                 work.append((whose, later))
@@ -361,6 +390,11 @@ def in_rounds(
             else:
                 match(source, target, tag)
         if not waiting:
+            if left and stuck is not None:
+                for source, target, tag in waits or {}:
+                    rank, number = index[False, source, target, tag]
+                    if 0 < missing[rank][number] == gates[rank, number]:
+                        stuck.append((source, target, tag))
             return rounds if left == 0 else None
         for (source, target, _), tags in list(waiting.items()):
             tag = heapq.heappop(tags)

@@ -1,5 +1,6 @@
 """Which message waits for which one on an uplink."""
 
+import functools
 from fractions import Fraction
 from itertools import permutations
 
@@ -8,8 +9,12 @@ import runtime_programs as programs
 
 from taccl.errors import UsageError
 from taccl.profiles.topology import Link, Port, Topology
+from taccl.runtime import codecs
 from taccl.runtime import turns as turns_module
+from taccl.runtime.coded import Coding, coded
 from taccl.runtime.compile import compile_ranks
+from taccl.runtime.dtypes import DTYPES
+from taccl.runtime.frames import frame_sizes
 from taccl.runtime.trace import trace
 from taccl.runtime.turns import WINDOW_BYTES, Gate, turns
 from taccl.synth.collective import build
@@ -80,6 +85,30 @@ def test_messages_have_turns_that_last_much_longer_than_a_turn_takes_to_hand_ove
     """At 10 ms a MB and a latency of 1 us: from 4 ms on."""
     pairs, nodes = [(0, 2), (1, 3)], [(0, 1), (2,), (3,)]
     assert gates_of(nodes, pairs, chunk_bytes=410_000) and not gates_of(nodes, pairs, chunk_bytes=400_000)
+
+
+@pytest.mark.parametrize(("name", "parts"), [("q8", 1), ("q8", 4), ("xw", 3)])
+def test_coded_messages_take_turns_too(name, parts):
+    """The first part of one waits for the last parts of the one before."""
+    pairs, nodes, chunks = [(0, 2), (1, 3)], [(0, 1), (2,), (3,)], 4
+    topology = cluster(nodes)
+    send, receive = [("s", "i", 0, "o", 0, chunks)], [("r", "i", 0, "o", 0, chunks)]
+    program = programs.program("custom", 4, chunks, [
+        (chunks, chunks, 0, [(2, -1, 0, send)]), (chunks, chunks, 0, [(3, -1, 0, send)]),
+        (chunks, chunks, 0, [(-1, 0, 0, receive)]), (chunks, chunks, 0, [(-1, 1, 0, receive)]),
+    ])  # fmt: skip
+    collective, order = build("sendrecv", 4, chunks, pairs=pairs), trace(program)
+    node_of = topology.node_of()
+    codec = codecs.get(name)
+    coding = Coding(tuple(node_of), codec.lossless, parts=parts)
+    rewrite = functools.partial(coded, coding=coding, collective=collective, inplace={})
+    plans = dict(enumerate(compile_ranks(program, order, {}, range(4), node_of, rewrite)))
+    sizes = frame_sizes(codec, DTYPES["float32"], MB)
+    found = turns(program, collective, order, plans, topology, node_of, 4 * MB, LEAST_BYTES, sizes).gates
+    last = parts - 1
+    in_last = chunks - last * chunks // parts
+    nbytes = sizes.stride + (in_last - 1) * sizes.most
+    assert found == {(1, 3, 0): (Gate(0, (0, 2, last), (nbytes - WINDOW_BYTES) / nbytes),)}
 
 
 def test_ranks_of_one_node_have_no_turns():
