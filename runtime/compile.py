@@ -22,7 +22,6 @@ read it reads the sender's memory. The send is then done only after that operati
 from __future__ import annotations
 
 import heapq
-import itertools
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -39,8 +38,6 @@ Message = tuple[int, int, int]  # source, destination, tag
 TRIAL_STEPS = 200_000
 # Above this many operations the sets of `essential` cost more memory than shorter lists are worth.
 REDUCTION_OPERATIONS = 20_000
-# Trials by which waits in a circle are given up one by one.
-FIRST_TRIALS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,24 +286,13 @@ def finishes(
     return in_rounds(plans, direct, lambda source, target: False, waits) is not None
 
 
-def without_circles(
+def held_for_ever(
     plans: Sequence[Plan], direct: bool, waits: Mapping[Message, Sequence[Message]]
-) -> dict[Message, Sequence[Message]] | None:
-    """Those of the waits with which the plans run to the end, as `finishes` has it; None when they do not without any.
-
-    Where nothing goes on, the first of the messages that wait for nothing else no longer waits; after FIRST_TRIALS of
-    them, all such.
-    """
-    left = dict(waits)
-    for trial in itertools.count():
-        stuck: list[Message] = []
-        if in_rounds(plans, direct, lambda source, target: False, left, stuck) is not None:
-            return left
-        if not stuck:
-            break
-        for message in stuck[:1] if trial < FIRST_TRIALS else stuck:
-            del left[message]
-    return None
+) -> list[Message] | None:
+    """None where the plans run to the end, as `finishes` has it; else the messages that then wait for others alone."""
+    stuck: list[Message] = []
+    rounds = in_rounds(plans, direct, lambda source, target: False, waits, stuck)
+    return stuck if rounds is None else None
 
 
 def in_rounds(

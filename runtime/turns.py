@@ -18,13 +18,14 @@ parts the first waits, and the last ones are waited for.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from taccl.errors import CheckFailed
 from taccl.profiles.topology import Topology
-from taccl.runtime.compile import Operation, Plan, without_circles
+from taccl.runtime.compile import Operation, Plan, held_for_ever
 from taccl.runtime.frames import FrameSizes
 from taccl.runtime.trace import Trace
 from taccl.synth.collective import Collective
@@ -38,6 +39,7 @@ WINDOW_BYTES = 128 << 10
 HANDOVER_FS = 400 * FS_PER_US  # of a turn, beside two latencies, where ranks share cores
 WORTH_HANDOVERS = 20  # a message takes so many times as long as the handing over of its turn
 MOST_MESSAGES = 20_000  # of more, a simulation takes seconds
+MOST_TRIALS = 64  # of changing gates one by one
 MOST_BEFORE = 64  # messages of a link that are looked through for one gate
 
 
@@ -128,15 +130,50 @@ def turns(
             users[resource].append(piece)
         if gates:
             found[piece.key] = tuple(Gate(*place, part) for place, part in sorted(gates.items()))
-    waits = {key: tuple(gate.message for gate in gates) for key, gates in found.items()}
     everyone = [plans[rank] for rank in range(program.ranks)]
-    kept = without_circles(everyone, everyone[0].direct, waits)
-    if kept is None:
+    if not _without_circles(everyone, found, pieces, nodes):
         return Turns({}, "the program hangs when a send waits for its receive")
-    found = {key: gates for key, gates in found.items() if key in kept}
     if not found:
         return Turns({}, "no long message between nodes has another before it on its links")
     return Turns(found)
+
+
+def _without_circles(
+    plans: Sequence[Plan],
+    found: dict[Key, tuple[Gate, ...]],
+    pieces: Sequence[_Piece],
+    nodes: Sequence[int],
+) -> bool:
+    """Change gates until nothing hangs; whether that is possible.
+
+    The model has slots for what has arrived, where a receive of the plans may have to wait for memory, be it for what
+    comes later. A message that cannot wait for another one then waits for what that one waits for: both go together.
+    """
+    activity = {piece.key: piece.activity for piece in pieces}
+    first = {id(piece.activity): piece.key for piece in reversed(pieces)}
+    for trial in itertools.count():
+        waits = {key: tuple(gate.message for gate in gates) for key, gates in found.items()}
+        stuck = held_for_ever(plans, plans[0].direct, waits)
+        if stuck is None:
+            return True
+        if not stuck:
+            return False
+        if trial >= MOST_TRIALS:
+            for key in stuck:
+                del found[key]
+            continue
+        key = stuck[0]
+        instead = {
+            Gate(seen_by, before.message, before.part)
+            for gate in found[key]
+            for before in found.get(first[id(activity[gate.message])], ())
+            if (seen_by := _seer(activity[before.message], activity[key], nodes)) is not None
+        }
+        if instead:
+            found[key] = tuple(sorted(instead, key=lambda gate: (gate.seen_by, gate.message)))
+        else:
+            del found[key]
+    return False
 
 
 def _sends(

@@ -3,7 +3,7 @@
 import pytest
 import runtime_programs as programs
 
-from taccl.runtime.compile import Operation, Plan, compile_ranks, finishes, in_rounds
+from taccl.runtime.compile import Operation, Plan, compile_ranks, finishes, held_for_ever, in_rounds
 from taccl.runtime.semantics import collective_of
 from taccl.runtime.trace import trace
 
@@ -174,4 +174,10 @@ def test_messages_that_wait_for_what_comes_later_do_not_finish():
     found = compile_ranks(program, trace(program), {}, range(2))
     first, second = (0, 1, 0), (0, 1, 1)
     assert finishes(found, waits={second: (first,)}) and finishes(found, waits={first: (second,)})
-    assert not finishes(found, waits={first: (second,), second: (first,)})
+    assert held_for_ever(found, False, {first: (second,)}) is None
+    circle = {first: (second,), second: (first,)}
+    assert not finishes(found, waits=circle) and held_for_ever(found, False, circle) == [first, second]
+    # With the program's order kept the second also waits for what is no message's turn.
+    kept = compile_ranks(program, trace(program), {}, range(2), nodes=(0, 1))
+    assert held_for_ever(kept, False, {second: (first,)}) is None
+    assert held_for_ever(kept, False, {first: (second,)}) == [first]

@@ -18,6 +18,7 @@ from taccl.runtime.frames import frame_sizes
 from taccl.runtime.trace import trace
 from taccl.runtime.turns import WINDOW_BYTES, Gate, turns
 from taccl.synth.collective import build
+from taccl.synth.simulate import Activity
 
 MB = 2**20
 ALPHA_US = Fraction(1)
@@ -82,9 +83,9 @@ def test_a_message_that_is_still_under_way_when_its_uplink_is_free_holds_nobody_
 
 
 def test_messages_have_turns_that_last_much_longer_than_a_turn_takes_to_hand_over():
-    """At 10 ms a MB and a latency of 1 us: from 4 ms on."""
+    """At 10 ms a MB and a latency of 1 us: from 8 ms on."""
     pairs, nodes = [(0, 2), (1, 3)], [(0, 1), (2,), (3,)]
-    assert gates_of(nodes, pairs, chunk_bytes=410_000) and not gates_of(nodes, pairs, chunk_bytes=400_000)
+    assert gates_of(nodes, pairs, chunk_bytes=810_000) and not gates_of(nodes, pairs, chunk_bytes=800_000)
 
 
 @pytest.mark.parametrize(("name", "parts"), [("q8", 1), ("q8", 4), ("xw", 3)])
@@ -109,6 +110,33 @@ def test_coded_messages_take_turns_too(name, parts):
     in_last = chunks - last * chunks // parts
     nbytes = sizes.stride + (in_last - 1) * sizes.most
     assert found == {(1, 3, 0): (Gate(0, (0, 2, last), (nbytes - WINDOW_BYTES) / nbytes),)}
+
+
+def _waiting(*waits):
+    """Four messages of rank 0 to rank 1, whose plans keep their order, and gates of some on others."""
+    chunks = 4
+    program = programs.program("custom", 2, chunks, [
+        (chunks, chunks, 0, [(1, -1, 0, [("s", "i", c, "o", c, 1) for c in range(chunks)])]),
+        (chunks, chunks, 0, [(-1, 0, 0, [("r", "i", c, "o", c, 1) for c in range(chunks)])]),
+    ])  # fmt: skip
+    plans = compile_ranks(program, trace(program), {}, range(2), (0, 1))
+    keys = [(0, 1, tag) for tag in range(chunks)]
+    activities = [
+        Activity("message", 0, 0, tag, 0, 1, tag, tag, tag + 1, -1, "start", dst=1) for tag in range(chunks)
+    ]
+    pieces = [turns_module._Piece(a, key, MB, True) for a, key in zip(activities, keys, strict=True)]
+    found = {keys[later]: (Gate(0, keys[earlier], 0.5),) for later, earlier in waits}
+    finishes = turns_module._without_circles(plans, found, pieces, (0, 1))
+    return finishes, {key[2]: [gate.message[2] for gate in gates] for key, gates in found.items()}
+
+
+def test_what_cannot_wait_for_a_message_waits_for_what_that_one_waits_for():
+    """The plans have message after message; one that waits for a later one hangs."""
+    assert _waiting((1, 0), (3, 1)) == (True, {1: [0], 3: [1]})
+    assert _waiting((2, 3), (3, 1)) == (True, {2: [1], 3: [1]})
+    assert _waiting((2, 3), (3, 0)) == (True, {2: [0], 3: [0]})
+    assert _waiting((0, 1)) == (True, {})  # which waits for nothing
+    assert _waiting((0, 1), (1, 2), (2, 3)) == (True, {})
 
 
 def test_ranks_of_one_node_have_no_turns():
