@@ -33,7 +33,6 @@ from taccl.runtime.coded import PARTS, Coding
 from taccl.runtime.device_memory import DeviceMemory
 from taccl.runtime.device_transport import device_buffers, device_bytes, device_transport
 from taccl.runtime.dtypes import DType, inside_type
-from taccl.runtime.frames import frame_sizes
 from taccl.runtime.free_memory import check_memory
 from taccl.runtime.host_transport import agreed_turns, host_transport
 from taccl.runtime.job import Job, Neighbours
@@ -316,13 +315,12 @@ def _measure_mode(
     def turned(one: Compiled, on: Layout, known: Topology | None) -> Turns | None:
         if known is None or cuda is not None or not (settings.pace and settings.turns):
             return None
-        chunk, used = on.chunk_elements, codec if one is compiled else None
-        sizes = None if used is None else frame_sizes(used, inside, chunk)
-        return agreed_turns(job, one, chunk * inside.bytes, neighbours, known, sizes)
+        return agreed_turns(job, one, on.chunk_elements * inside.bytes, neighbours, known)
 
     # Timed runs reduce again and again into the same data, which may overflow; checked runs never do.
     with np.errstate(all="ignore"):
-        taken = turned(compiled, shape, topology)
+        # The model's times are those of messages without a codec.
+        taken = turned(compiled, shape, topology) if codec is None else None
         bounds = [bind(compiled, shape, taken)]
         if other is not None:
             bounds.append(bind(*other[:2], turned(*other)))

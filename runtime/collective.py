@@ -18,7 +18,6 @@ from taccl.runtime.coded import PARTS, Coding
 from taccl.runtime.device_memory import DeviceMemory
 from taccl.runtime.device_transport import device_transport
 from taccl.runtime.dtypes import DTYPES, DType
-from taccl.runtime.frames import frame_sizes
 from taccl.runtime.host_transport import agreed_turns, host_kind, host_transport
 from taccl.runtime.job import Job, Neighbours, fingerprint
 from taccl.runtime.layout import Layout, layout_of
@@ -93,9 +92,8 @@ class BoundCollective:
         cuda = None
         if reach is None:
             known, taken = loaded.topology, None
-            if known is not None:
-                sizes = None if codec is None else frame_sizes(codec, dtype, shape.chunk_elements)
-                taken = agreed_turns(job, compiled, chunk_bytes, neighbours, known, sizes)
+            if known is not None and codec is None:
+                taken = agreed_turns(job, compiled, chunk_bytes, neighbours, known)
             self._transport, empty = host_transport(
                 job, compiled, chunk_bytes, neighbours, host_kind(neighbours), taken=taken
             )

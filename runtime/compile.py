@@ -342,7 +342,8 @@ def in_rounds(
         nonlocal left
         left -= 1
         held_up = after.get((rank, number), ())
-        gates.subtract(held_up)
+        for send in held_up:
+            gates[send] -= 1
         for whose, later in (*((rank, n) for n in successors[rank][number]), *held_up):
             missing[whose][later] -= 1
             if not missing[whose][later]:

@@ -8,7 +8,6 @@ from typing import Any
 
 from taccl.profiles.topology import Topology
 from taccl.runtime.bind import Compiled
-from taccl.runtime.frames import FrameSizes
 from taccl.runtime.job import Job, Neighbours
 from taccl.runtime.paced import PLAIN_BYTES, PacedTransport
 from taccl.runtime.shm import SharedMemoryTransport
@@ -23,21 +22,16 @@ def host_kind(neighbours: Neighbours) -> str:
 
 
 def agreed_turns(
-    job: Job,
-    compiled: Compiled,
-    chunk_bytes: int,
-    neighbours: Neighbours,
-    topology: Topology,
-    sizes: FrameSizes | None = None,
+    job: Job, compiled: Compiled, chunk_bytes: int, neighbours: Neighbours, topology: Topology
 ) -> Turns | None:
-    """The turns that messages take on this cluster, agreed by all ranks; None on one node. sizes: of coded plans."""
+    """The turns that messages take on this cluster, agreed by all ranks; None on one node."""
     if len(set(neighbours.nodes)) == 1:
         return None
     found = job.together(
         "the making of turns",
         lambda: turns(
             compiled.program, compiled.collective, compiled.order, compiled.plans, topology,
-            neighbours.nodes, chunk_bytes, PLAIN_BYTES, sizes,
+            neighbours.nodes, chunk_bytes, PLAIN_BYTES,
         ),
     )  # fmt: skip
     job.agree_on(hashlib.sha256(repr(sorted(found.gates.items())).encode()).digest(), "cluster (--profile)")

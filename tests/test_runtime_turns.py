@@ -1,6 +1,5 @@
 """Which message waits for which one on an uplink."""
 
-import functools
 from fractions import Fraction
 from itertools import permutations
 
@@ -9,16 +8,11 @@ import runtime_programs as programs
 
 from taccl.errors import UsageError
 from taccl.profiles.topology import Link, Port, Topology
-from taccl.runtime import codecs
 from taccl.runtime import turns as turns_module
-from taccl.runtime.coded import Coding, coded
 from taccl.runtime.compile import compile_ranks
-from taccl.runtime.dtypes import DTYPES
-from taccl.runtime.frames import frame_sizes
 from taccl.runtime.trace import trace
 from taccl.runtime.turns import WINDOW_BYTES, Gate, turns
 from taccl.synth.collective import build
-from taccl.synth.simulate import Activity
 
 MB = 2**20
 ALPHA_US = Fraction(1)
@@ -88,30 +82,6 @@ def test_messages_have_turns_that_last_much_longer_than_a_turn_takes_to_hand_ove
     assert gates_of(nodes, pairs, chunk_bytes=810_000) and not gates_of(nodes, pairs, chunk_bytes=800_000)
 
 
-@pytest.mark.parametrize(("name", "parts"), [("q8", 1), ("q8", 4), ("xw", 3)])
-def test_coded_messages_take_turns_too(name, parts):
-    """The first part of one waits for the last parts of the one before."""
-    pairs, nodes, chunks = [(0, 2), (1, 3)], [(0, 1), (2,), (3,)], 4
-    topology = cluster(nodes)
-    send, receive = [("s", "i", 0, "o", 0, chunks)], [("r", "i", 0, "o", 0, chunks)]
-    program = programs.program("custom", 4, chunks, [
-        (chunks, chunks, 0, [(2, -1, 0, send)]), (chunks, chunks, 0, [(3, -1, 0, send)]),
-        (chunks, chunks, 0, [(-1, 0, 0, receive)]), (chunks, chunks, 0, [(-1, 1, 0, receive)]),
-    ])  # fmt: skip
-    collective, order = build("sendrecv", 4, chunks, pairs=pairs), trace(program)
-    node_of = topology.node_of()
-    codec = codecs.get(name)
-    coding = Coding(tuple(node_of), codec.lossless, parts=parts)
-    rewrite = functools.partial(coded, coding=coding, collective=collective, inplace={})
-    plans = dict(enumerate(compile_ranks(program, order, {}, range(4), node_of, rewrite)))
-    sizes = frame_sizes(codec, DTYPES["float32"], MB)
-    found = turns(program, collective, order, plans, topology, node_of, 4 * MB, LEAST_BYTES, sizes).gates
-    last = parts - 1
-    in_last = chunks - last * chunks // parts
-    nbytes = sizes.stride + (in_last - 1) * sizes.most
-    assert found == {(1, 3, 0): (Gate(0, (0, 2, last), (nbytes - WINDOW_BYTES) / nbytes),)}
-
-
 def _waiting(*waits):
     """Four messages of rank 0 to rank 1, whose plans keep their order, and gates of some on others."""
     chunks = 4
@@ -121,12 +91,8 @@ def _waiting(*waits):
     ])  # fmt: skip
     plans = compile_ranks(program, trace(program), {}, range(2), (0, 1))
     keys = [(0, 1, tag) for tag in range(chunks)]
-    activities = [
-        Activity("message", 0, 0, tag, 0, 1, tag, tag, tag + 1, -1, "start", dst=1) for tag in range(chunks)
-    ]
-    pieces = [turns_module._Piece(a, key, MB, True) for a, key in zip(activities, keys, strict=True)]
     found = {keys[later]: (Gate(0, keys[earlier], 0.5),) for later, earlier in waits}
-    finishes = turns_module._without_circles(plans, found, pieces, (0, 1))
+    finishes = turns_module._without_circles(plans, found, (0, 1))
     return finishes, {key[2]: [gate.message[2] for gate in gates] for key, gates in found.items()}
 
 

@@ -49,7 +49,7 @@ MOST_BEHIND = 2
 CUTS = (1, 2, 4, 8, 12)
 # Chunks a block of a chain, before it is cut finer.
 CHAIN_CHUNKS = 8
-# Messages of several connections that share a port of a node get in each other's way; only long ones take turns.
+# Messages of several connections that share a port of a node get in each other's way: coded messages take no turns.
 # Where each port has one, a schedule may be slower by so much and is still preferred.
 SHARED = 1.05
 # Of more messages a schedule without a codec is coded after those that are made for one.
