@@ -48,6 +48,9 @@ MOST_SLOT_VARIABLES = 40_000
 # A finer cut must pay: tiny chunks cost steps and channels that the cost model does not see.
 LEAST_CHUNK_BYTES = 256
 WORTHWHILE = 0.995
+# Where ranks share cores no time is known so well: of schedules this near to the best one, that of fewest messages is
+# taken.
+ALIKE = 1.01
 # Without the relaxation CP-SAT counts so little deterministic time that a fraction is as long by the clock.
 QUICK_SHARE = 0.15
 # Deterministic seconds for a first schedule where the seeds break the sketch's rules.
@@ -170,12 +173,13 @@ class Search:
         best = self.best
         if best is None or not self.topology.load_us:
             return best
-        ranked = sorted(
-            self.of_engine.values(),
-            key=lambda c: (self.judged_fs(c), c.time_fs, c.collective.partition, c.engine),
-        )
-        for candidate in ranked:
-            if self.judged_fs(candidate) >= self.judged_fs(best):
+        least_fs = min(self.judged_fs(best), *map(self.judged_fs, self.of_engine.values()))
+        near = [c for c in (best, *self.of_engine.values()) if self.judged_fs(c) <= ALIKE * least_fs]
+        for candidate in sorted(
+            near,
+            key=lambda c: (len(c.messages), self.judged_fs(c), c.time_fs, c.collective.partition, c.engine),
+        ):
+            if candidate is best:
                 break
             if not check_algorithm(candidate.algorithm(self.topology, self.size_bytes), self.topology):
                 return candidate
