@@ -309,13 +309,19 @@ def test_bounds_depend_on_what_they_should(topology: Topology, name: str, size: 
     assert granular_bound(topology, build(name, ranks), size).time_fs >= bound.time_fs
 
 
+def turned(topology: Topology) -> Topology:
+    """Links turned round, with the port that leaves a rank first, as everywhere."""
+    other = reverse(topology)
+    return replace(other, links=tuple(replace(link, ports=link.ports[::-1]) for link in other.links))
+
+
 @given(topologies(alike=True), st.sampled_from([1, 10**4, 10**7]))
 @settings(max_examples=25, deadline=None, phases=[Phase.generate])
 def test_reducing_is_spreading_backwards(topology: Topology, size: int) -> None:
     """Exact where all alphas agree: a message holds its port at its start, so time cannot just be turned."""
     for forward, backward in (("allgather", "reducescatter"), ("broadcast", "reduce"), ("scatter", "gather")):
         one = lower_bound(topology, build(forward, topology.ranks), size)
-        other = lower_bound(reverse(topology), build(backward, topology.ranks), size)
+        other = lower_bound(turned(topology), build(backward, topology.ranks), size)
         assert abs(one.time_fs - other.time_fs) <= 1e-9 * one.time_fs + 1
 
 
