@@ -108,13 +108,18 @@ def turns(
                     gates[place] = max(part, gates.get(place, 0.0))
             users[resource].append(number)
         if gates:
-            found[keys[number]] = tuple(Gate(*place, part) for place, part in sorted(gates.items()))
+            found[keys[number]] = _gates(gates)
     everyone = [plans[rank] for rank in range(program.ranks)]
     if not _without_circles(everyone, found, nodes):
         return Turns({}, "some messages would wait for each other in a circle")
     if not found:
         return Turns({}, "no long message between nodes has another before it on its links")
     return Turns(found)
+
+
+def _gates(parts: Mapping[tuple[int, Key], float]) -> tuple[Gate, ...]:
+    """In an order that is the same on all ranks. parts: by who sees it and the earlier message."""
+    return tuple(Gate(*place, part) for place, part in sorted(parts.items()))
 
 
 def _without_circles(plans: Sequence[Plan], found: dict[Key, tuple[Gate, ...]], nodes: Sequence[int]) -> bool:
@@ -132,14 +137,14 @@ def _without_circles(plans: Sequence[Plan], found: dict[Key, tuple[Gate, ...]], 
         if not stuck:
             return False
         key = stuck[0]
-        instead = {
-            Gate(seen_by, before.message, before.part)
-            for gate in found[key]
-            for before in found.get(gate.message, ())
-            if (seen_by := _seer(before.message, key, nodes)) is not None
-        }
+        instead: dict[tuple[int, Key], float] = {}
+        for before in (before for gate in found[key] for before in found.get(gate.message, ())):
+            seen_by = _seer(before.message, key, nodes)
+            if seen_by is not None:
+                place = seen_by, before.message
+                instead[place] = max(before.part, instead.get(place, 0.0))
         if instead:
-            found[key] = tuple(sorted(instead, key=lambda gate: (gate.seen_by, gate.message)))
+            found[key] = _gates(instead)
         else:
             del found[key]
     return False
