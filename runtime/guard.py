@@ -272,7 +272,7 @@ def _wait(until: Callable[[], bool], longest_s: float) -> None:
 
 
 @contextlib.contextmanager
-def limited(deadline_s: float) -> Iterator[None]:
+def limited(deadline_s: float) -> Iterator[Guard]:
     """End the job when what is done inside, by all ranks, lasts longer than the deadline (at least LEAST_S), or the end
     of MPI longer than the deadline.
 
@@ -280,7 +280,7 @@ def limited(deadline_s: float) -> Iterator[None]:
     """
     guard = Guard(deadline_s)
     try:
-        yield
+        yield guard
     finally:
         guard.close()
 

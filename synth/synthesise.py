@@ -47,9 +47,10 @@ def synthesise(
     request: Request,
     on_progress: Callable[[Progress], None] | None = None,
     should_stop: Callable[[], bool] | None = None,
+    limit_s: float | None = None,
 ) -> Algorithm:
     """The best algorithm found for a request, with its certificate; see `synthesise_several`."""
-    return next(synthesise_several(request, on_progress, should_stop, 0))
+    return next(synthesise_several(request, on_progress, should_stop, 0, limit_s))
 
 
 def synthesise_several(
@@ -57,11 +58,13 @@ def synthesise_several(
     on_progress: Callable[[Progress], None] | None = None,
     should_stop: Callable[[], bool] | None = None,
     others: int = 3,
+    limit_s: float | None = None,
 ) -> Iterator[Algorithm]:
     """The best algorithm found for a request, and after it the best that `others` more engines and chunkings have,
     the quickest first, each with its certificate, which is made when it is asked for.
 
     should_stop is polled; when it turns true the best so far is returned (Interrupted if there is none).
+    limit_s: by the clock; None: the request's limit, which counted work is in proportion to in any case.
     Raises UsageError, Infeasible (with the sketch's conflicting rules), NoSolutionInTime, Interrupted.
     """
     check_request(request)
@@ -93,7 +96,7 @@ def synthesise_several(
         workers=request.workers,
         seed=request.seed,
         budget_s=request.time_limit_s,
-        limit_s=request.time_limit_s,
+        limit_s=request.time_limit_s if limit_s is None else limit_s,
         report=report,
         should_stop=should_stop or (lambda: False),
         fixed_partition=wanted is not None or request.custom is not None,

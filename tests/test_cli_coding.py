@@ -107,7 +107,7 @@ def test_auto_takes_only_what_changes_no_bit(profile: str) -> None:
     plain = synth(profile, "--json")
     assert json.loads(plain.stdout)["coding"] is None  # for float32 the profile has a lossy codec only
     dear = Path(profile)
-    dear.write_text(PROFILE.replace("beta: 1.5ms/MB", "beta: 90ms/MB"))
+    dear.write_text(PROFILE.replace("beta: 1.5ms/MB", "beta: 900ms/MB"))
     found = json.loads(synth(profile, "--dtype", "bfloat16", "--json").stdout)
     assert found["coding"] is None
     assert found["provenance"]["time_limit_s"] == 2.0  # what was asked for, not the share of one search

@@ -108,7 +108,7 @@ def with_codec(
     found: list[Choice] = []
     # What is at hand comes first: by then the rest may be left out. To code a long schedule takes all the time, though,
     # and frames of its many short chunks cost the most.
-    routes = _other_routes(request, uncoded, candidates, allowed, late)
+    routes = _other_routes(request, uncoded, candidates, allowed, late, end)
     at_hand = len(uncoded.messages) <= LONG
     for start in joined([uncoded], routes) if at_hand else joined(routes, [uncoded]):
         if found and late():
@@ -160,9 +160,13 @@ def _other_routes(
     candidates: Collection[CodecCost],
     allowed: frozenset[int],
     should_stop: Callable[[], bool],
+    end: float,
 ) -> Iterator[Algorithm]:
     """Schedules that may suit a codec better: sums that it may code, and routes for a cluster whose messages are
-    shorter, between nodes and on all links."""
+    shorter, between nodes and on all links.
+
+    end: by time.monotonic(). Each search for routes may take half of what is left by then, so that only its counted
+    share ends it where the machine is quick enough."""
     topology = request.topology
     if request.engine in ("auto", "cp-sat"):
         yield from _chain(request, uncoded)
@@ -181,7 +185,7 @@ def _other_routes(
         short = coded_links(topology, cost, some)
         asked = replace(request, topology=short, time_limit_s=ROUTES_SHARE * request.time_limit_s)
         try:
-            there = synthesise(asked, None, should_stop)
+            there = synthesise(asked, None, should_stop, max(0.0, (end - time.monotonic()) / 2))
         except (Infeasible, Interrupted, NoSolutionInTime):
             continue
         priced = costs(topology, there.chunk_bytes)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from taccl.profiles.measure.codec_fit import CodecFit
     from taccl.profiles.measure.mpi_prober import MpiProber
+    from taccl.runtime.guard import Guard
 
 _LEAST_BYTES, _MOST_BYTES = 1 << 10, 1 << 28
 
@@ -137,7 +138,7 @@ def command(
         return
     if dtype is not None or data is not None or topology is not None:
         raise UsageError("--dtype, --data and -t are for --codecs: name the codecs to measure")
-    with guard.limited(deadline):
+    with guard.limited(deadline) as watched:
         MPI = mpi.load()
         if MPI.COMM_WORLD.Get_size() < 2:
             raise UsageError(
@@ -145,21 +146,22 @@ def command(
                 "start it as: mpiexec -n 4 taccl profile -o profile.yaml"
             )
         mpi.install_excepthook(MPI)
-        with _fatal(MPI):
+        with _fatal(MPI, watched):
             prober = _prober(MPI, device, deadline)
-    with _fatal(MPI):
+    with _fatal(MPI, watched):
         _profile(MPI, prober, output, quick, sizes, name, as_json)
 
 
 @contextlib.contextmanager
-def _fatal(MPI: Any) -> Iterator[None]:
-    """One rank's problem ends the job: the others would wait for it."""
+def _fatal(MPI: Any, guard: Guard) -> Iterator[None]:
+    """One rank's problem ends the job: the others would wait for it. Of ranks with the same one speaks."""
     from taccl.runtime import mpi
 
     try:
         yield
     except TacclError as error:
-        mpi.say(f"taccl: {error}")
+        if guard.speaks():
+            mpi.say(f"taccl: {error}", last=True)
         mpi.abort(MPI, error.exit_code)
 
 
