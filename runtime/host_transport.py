@@ -9,7 +9,7 @@ from typing import Any
 from taccl.profiles.topology import Topology
 from taccl.runtime.bind import Compiled
 from taccl.runtime.job import Job, Neighbours
-from taccl.runtime.paced import PLAIN_BYTES, PacedTransport
+from taccl.runtime.paced import PLAIN_BYTES, PacedTransport, channels
 from taccl.runtime.shm import SharedMemoryTransport
 from taccl.runtime.transport import Transport
 from taccl.runtime.transports import MpiTransport
@@ -56,7 +56,10 @@ def host_transport(
     between: Transport = over_mpi
     if pace and len(set(neighbours.nodes)) > 1:
         gates = {} if taken is None else taken.gates
-        between = PacedTransport(job.MPI, over_mpi, job.receipts, neighbours.nodes, gates, job.notices)
+        between = PacedTransport(
+            job.MPI, over_mpi, job.receipts, neighbours.nodes, gates, job.notices,
+            channels(compiled.plans[job.rank]),
+        )  # fmt: skip
     if kind == "mpi":
         return between, None
     node = neighbours.sharing[job.rank]

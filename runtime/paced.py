@@ -3,8 +3,8 @@
 MPI finishes a send of some hundred kilobytes when the kernel has it, seconds before it arrives on a slow uplink. A rank
 that goes on then fills the uplink with everything it has: what the program sends first arrives last, and the peer that
 all others wait for gets an equal share like any other. So a message goes in segments, and its receiver confirms each.
-A few are on their way to each peer, message after message. A send is finished, for whatever waits for it, when all of
-it is on its way, as a send through a small socket buffer would be.
+A few are on their way to each peer, in the order of the program. A send is finished, for whatever waits for it, when
+all of it is on its way, as a send through a small socket buffer would be.
 
 Where the turns of messages are known (`runtime/turns.py`), a message begins once its gates are open. Whoever sees that
 an earlier one has come far enough says so by an empty message.
@@ -17,14 +17,16 @@ Open MPI sends up to 64 KB eagerly, its own header included; the rest of a longe
 from __future__ import annotations
 
 import functools
+import heapq
 import os
-from collections import deque
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from taccl.runtime import mpi
+from taccl.runtime.compile import Plan
 from taccl.runtime.gates import OWN, Gates, Progress
 from taccl.runtime.streams import Lane
 from taccl.runtime.transport import Message, Plain, take_done, used_bytes
@@ -37,12 +39,19 @@ SEGMENTS = 8  # that are on their way to a peer; more than the bytes that a roun
 PLAIN_BYTES = 8 << 10  # messages up to here need no pace: they go as they are
 
 
+def channels(plan: Plan) -> dict[tuple[int, int], int]:
+    """Of each message of a plan, by destination and tag, its channel. The plan was compiled for these nodes, so that
+    messages of a channel to another node keep their order."""
+    return {(op.peer, op.tag): op.channel for op in plan.operations if op.kind == "send"}
+
+
 class PacedTransport(Plain):
     """`inner` within a node and for short messages; segments with confirmations to the other nodes.
 
     nodes: of each rank its node. receipts: a communicator for confirmations alone, whose tags are those of `inner`.
     turns: the gates of messages between nodes, the same on all ranks. notices: a communicator by which ranks tell each
-    other of it.
+    other of it. on_channel: the `channels` of this rank's plan; None: each message has its own. Sends are made in the
+    order of the plan.
     """
 
     name = "mpi"
@@ -56,10 +65,12 @@ class PacedTransport(Plain):
         nodes: Sequence[int],
         turns: Mapping[Key, Sequence[Gate]] | None = None,
         notices: Any = None,
+        on_channel: Mapping[tuple[int, int], int] | None = None,
     ) -> None:
         self._mpi, self._inner, self._receipts, self._nodes = MPI, inner, receipts, nodes
         self._rank = receipts.Get_rank()
         self._here = nodes[self._rank]
+        self._on_channel = on_channel
         self._gates, self._notices = Gates(self._rank, turns or {}), notices
         self._gated: dict[Key, _Outgoing] = {}
         self._progress: list[Progress] = []
@@ -78,6 +89,9 @@ class PacedTransport(Plain):
 
     def _plain(self, array: Any, peer: int) -> bool:
         return self._nodes[peer] == self._here or int(array.nbytes) <= PLAIN_BYTES
+
+    def _channel(self, peer: int, tag: int) -> int:
+        return tag if self._on_channel is None else self._on_channel[peer, tag]
 
     def _segments(self, array: Any, tag: int) -> list[list[Any]]:
         """Buffers as MPI takes them."""
@@ -104,7 +118,9 @@ class PacedTransport(Plain):
             if word != OWN
         ]
         gates = len(self._gates.awaited[key])
-        message = _Outgoing(self, to, segments, receipts, shorter, self._tells(key), gates, notices)
+        message = _Outgoing(
+            self, to, self._channel(peer, tag), segments, receipts, shorter, self._tells(key), gates, notices
+        )
         if gates:
             self._gated[key] = message
         return Message(self, message, message.start, free=message.free, held=message.held)
@@ -208,21 +224,32 @@ class PacedTransport(Plain):
 
 
 class _Peer:
-    """What goes to one rank: message after message, SEGMENTS at a time.
+    """What goes to one rank: messages in the order of the program, SEGMENTS at a time.
 
-    Each message has at least one segment on its way, whatever those before it wait for: the receive of one may depend
-    on what comes behind it.
+    On each channel the first message that has begun and not arrived has a segment on its way, whatever else is: what
+    another receive waits for may come with it. Its own receive waits for nothing behind it on its channel, for a plan
+    has been found to run to the end where each message follows the arrival of the one before (`runtime/compile.py`).
     """
 
-    __slots__ = ("_flying", "_work")
+    __slots__ = ("_begun", "_flying", "_made", "_work")
 
     def __init__(self) -> None:
-        self._work: deque[_Outgoing] = deque()
+        # Heaps of messages with their places in the program: with segments to hand over, and, of each channel, what
+        # has begun.
+        self._work: list[tuple[int, _Outgoing]] = []
+        self._begun: defaultdict[int, list[tuple[int, _Outgoing]]] = defaultdict(list)
+        self._made = 0
         self._flying = 0  # segments
+
+    def next_place(self) -> int:
+        """For a message that is made now; they are made in the order of the program."""
+        self._made += 1
+        return self._made
 
     def add(self, message: _Outgoing) -> None:
         """A message begins."""
-        self._work.append(message)
+        heapq.heappush(self._work, (message.place, message))
+        heapq.heappush(self._begun[message.channel], (message.place, message))
         self._go_on(message)
 
     def confirmed(self, message: _Outgoing) -> None:
@@ -232,14 +259,18 @@ class _Peer:
 
     def _go_on(self, message: _Outgoing) -> None:
         while self._work and self._flying < SEGMENTS:
-            self._hand_over(self._work[0])
-        if message.stands:
-            self._hand_over(message)
+            self._hand_over(self._work[0][1])
+        begun = self._begun[message.channel]
+        while begun and begun[0][1].arrived:
+            heapq.heappop(begun)
+        if begun and begun[0][1].stands:
+            self._hand_over(begun[0][1])
 
     def _hand_over(self, message: _Outgoing) -> None:
         self._flying += 1
         if message.hand_over():
-            self._work.remove(message)
+            self._work.remove((message.place, message))
+            heapq.heapify(self._work)
 
 
 class _Outgoing:
@@ -247,13 +278,14 @@ class _Outgoing:
 
     __slots__ = (
         "_closed", "_confirmed", "_count", "_free", "_gates", "_handlers", "_last", "_notices", "_out", "_port",
-        "_progress", "_receipts", "_segments", "_sent", "_shorter", "_started", "_to", "done",
+        "_progress", "_receipts", "_segments", "_sent", "_shorter", "_started", "_to", "channel", "done", "place",
     )  # fmt: skip
 
     def __init__(
         self,
         port: PacedTransport,
         to: _Peer,
+        channel: int,
         segments: list[Any],
         receipts: list[Any],
         shorter: _Shorter | None,
@@ -262,6 +294,7 @@ class _Outgoing:
         notices: list[Any],
     ) -> None:
         self._port, self._to, self._shorter = port, to, shorter
+        self.place, self.channel = to.next_place(), channel
         self._progress, self._gates, self._notices = progress, gates, notices
         self._closed = 0  # gates
         self._started = False
@@ -302,6 +335,11 @@ class _Outgoing:
     def stands(self) -> bool:
         """Whether nothing of it is on its way, and not all has arrived."""
         return self._sent == self._confirmed < self._count
+
+    @property
+    def arrived(self) -> bool:
+        """Whether all of it has."""
+        return self._confirmed == self._count
 
     def hand_over(self) -> bool:
         """The next segment; whether it is the last one."""

@@ -19,20 +19,23 @@ from taccl.runtime.semantics import collective_of
 from taccl.runtime.trace import trace
 
 NODES = (0, 0, 2)
-# Messages of a few KB go every way that there is, between nodes in many segments.
+# Messages of a few KB go every way that there is, between nodes in many segments, two at a time.
 shm.SHORT_BYTES, shm.PARCEL_BYTES = 64, 4096
-paced.PLAIN_BYTES, paced.SEGMENT_BYTES = 64, 400
+paced.PLAIN_BYTES, paced.SEGMENT_BYTES, paced.SEGMENTS = 64, 400, 2
 
 
 def transport_of(job, how, compiled, chunk_bytes):
     inner = transports.MpiTransport(job.MPI, job.data, chunk_bytes)
+    on_channel = paced.channels(compiled.plans[job.rank])
     if how == "mpi":
         return inner, None
     if how == "paced":
-        return paced.PacedTransport(job.MPI, inner, job.receipts, NODES), None
+        return paced.PacedTransport(job.MPI, inner, job.receipts, NODES, on_channel=on_channel), None
     if how == "private":
         return shm.SharedMemoryTransport(job.memory, job.rank, (0, 1, 2), compiled.messages, inner), None
-    between = paced.PacedTransport(job.MPI, inner, job.receipts, NODES) if how == "mixed" else inner
+    between = inner
+    if how == "mixed":
+        between = paced.PacedTransport(job.MPI, inner, job.receipts, NODES, on_channel=on_channel)
     node = (0, 1, 2) if how == "shared" else (0, 1) if job.rank < 2 else (2,)
     return (
         shm.SharedMemoryTransport(job.memory, job.rank, node, compiled.messages, between),

@@ -48,7 +48,8 @@ def one(job, program, elements, dtype, op, how, inplace=False):
                 program, collective, order, compiled.plans, CLUSTER, NODES, chunk_bytes, paced.PLAIN_BYTES
             ).gates
             GATES.update(gate.seen_by != key[0] for key, gates in found.items() for gate in gates)
-        transport = paced.PacedTransport(job.MPI, inner, job.receipts, NODES, found, job.notices)
+        on_channel = paced.channels(compiled.plans[job.rank])
+        transport = paced.PacedTransport(job.MPI, inner, job.receipts, NODES, found, job.notices, on_channel)
     else:  # "large": every message is "too long", and is counted in chunks
         transport = inner = transports.MpiTransport(job.MPI, job.data, chunk_bytes, 8)
     bound = Bound(compiled, job.rank, shape, host, dtype, op, transport, np, inside)
@@ -67,8 +68,8 @@ if sys.argv[1] in SHM:
     # Messages of a few KB go every way that there is.
     shm.SHORT_BYTES, shm.READ_BYTES, shm.PARCEL_BYTES = 64, 256, 4096
 
-# Messages of a few KB go in many segments to the other node, the shortest as they are.
-paced.PLAIN_BYTES, paced.SEGMENT_BYTES = 64, 400
+# Messages of a few KB go in many segments to the other node, two at a time, the shortest as they are.
+paced.PLAIN_BYTES, paced.SEGMENT_BYTES, paced.SEGMENTS = 64, 400, 2
 turns.WINDOW_BYTES, turns.WORTH_HANDOVERS = 300, 0
 PACED = ("paced", "turns")
 NODES = (0, 0, 2)

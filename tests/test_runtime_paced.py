@@ -86,14 +86,14 @@ def mpich(monkeypatch):
     monkeypatch.setattr(paced.mpi, "library", lambda MPI: SimpleNamespace(name="MPICH"))
 
 
-def transport(data, receipts, turns=None, notices=None):
+def transport(data, receipts, turns=None, notices=None, on_channel=None):
     """That of rank 0; rank 1 is another node."""
     requests = SimpleNamespace(Testsome=seen, Testall=all_seen)
     inner = SimpleNamespace(
         comm=data, data=lambda array, tag: [array, array.nbytes, "byte"], begin=lambda: ""
     )
     MPI = SimpleNamespace(BYTE="byte", Request=requests)
-    return paced.PacedTransport(MPI, inner, receipts, (0, 1), turns, notices)
+    return paced.PacedTransport(MPI, inner, receipts, (0, 1), turns, notices, on_channel)
 
 
 def test_the_next_run_begins_when_requests_of_both_kinds_are_finished():
@@ -186,6 +186,38 @@ def test_messages_to_a_peer_follow_each_other():
         receipts.receives[slot].arrived = True
     assert sent() == (long, short, [])
     assert sent() == (long, short, [0])
+
+
+def test_short_messages_of_a_channel_keep_within_the_segments_of_their_peer():
+    """Before, as many were on their way as had data, and a slow uplink lost some of them."""
+    data, receipts = Comm(), Comm()
+    channels = {(1, tag): tag % 2 for tag in range(2 * paced.SEGMENTS)}
+    port = transport(data, receipts, on_channel=channels)
+    messages = [port.send(np.zeros(paced.PLAIN_BYTES + 1, np.uint8), 1, tag) for _, tag in channels]
+
+    def on_their_way():
+        return [tag for tag, request in enumerate(data.sends) if request.starts]
+
+    for message in reversed(messages):  # the last ones have their data first
+        message.start()
+    ready = len(messages)
+    # Those of a channel that come first in the program go whatever else is on its way: others may wait for them.
+    assert on_their_way() == list(range(ready))
+
+    data, receipts = Comm(), Comm()
+    port = transport(data, receipts, on_channel=channels)
+    messages = [port.send(np.zeros(paced.PLAIN_BYTES + 1, np.uint8), 1, tag) for _, tag in channels]
+    for message in messages:
+        message.start()
+    assert on_their_way() == list(range(paced.SEGMENTS))
+    receipts.receives[3].arrived = True  # of channel 1, whose message 1 is not taken yet
+    port.poll([])
+    assert on_their_way() == list(range(paced.SEGMENTS + 1))
+    for tag in range(paced.SEGMENTS + 1):
+        if tag != 3:
+            receipts.receives[tag].arrived = True
+    port.poll([])
+    assert on_their_way() == list(range(2 * paced.SEGMENTS))
 
 
 def test_a_message_that_others_wait_for_is_followed_until_they_are_told():
