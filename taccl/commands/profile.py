@@ -154,7 +154,7 @@ def command(
 
 @contextlib.contextmanager
 def _fatal(MPI: Any, guard: Guard) -> Iterator[None]:
-    """One rank's problem ends the job: the others would wait for it. Of ranks with the same one speaks."""
+    """One rank's problem ends the job: the others would wait for it. One of a host's ranks speaks."""
     from taccl.runtime import mpi
 
     try:
