@@ -25,7 +25,7 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 from taccl.entry import voice
@@ -60,7 +60,7 @@ class Guard:
         self._child = 0
         if self._place.ranks < 2:
             return
-        self.note("it was starting MPI")
+        self.note("it starts MPI")
         reader, self._writer = os.pipe()
         os.set_blocking(self._writer, False)
         sys.stdout.flush()
@@ -133,7 +133,7 @@ class Guard:
         """
         if self._child:
             self._awake()
-            self.note("it left its job")
+            self.note("it has left its job")
             self._tell(bytes([AGREED, agreed]) if agreed else bytes([GOES_ON]))
             atexit.register(self._leave)
 
@@ -193,7 +193,7 @@ class Guard:
                     else f"{siblings.gone or me} has died (killed or crashed)"
                 )
                 if not siblings.gone:
-                    said += "; {:.1f} s before, {}".format(*self._last_note())
+                    said += "; its last word, {:.1f} s before: {}".format(*self._last_note())
             elif word == bytes([STARTED]):
                 self._names.append(_name(os.read(reader, KEY_BYTES)))
                 starting, end = False, FOR_EVER
@@ -269,20 +269,6 @@ def _wait(until: Callable[[], bool], longest_s: float) -> None:
     end = time.monotonic() + longest_s
     while not until() and time.monotonic() < end:
         time.sleep(0.01)
-
-
-@contextlib.contextmanager
-def limited(deadline_s: float) -> Iterator[Guard]:
-    """End the job when what is done inside, by all ranks, lasts longer than the deadline (at least LEAST_S), or the end
-    of MPI longer than the deadline.
-
-    The job ends with JOB_FAILED under MPICH's launcher; others give the code of a killed rank.
-    """
-    guard = Guard(deadline_s)
-    try:
-        yield guard
-    finally:
-        guard.close()
 
 
 class Siblings:

@@ -98,7 +98,7 @@ class Watchdog:
     def _waits(self) -> str:
         doing = self._doing
         if doing is None:
-            return "it waited for nobody"
+            return "it waits for nobody"
         return doing if isinstance(doing, str) else doing.describe()
 
     def _report(self, now: float) -> str:

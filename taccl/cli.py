@@ -97,6 +97,8 @@ class LazyGroup(click.Group):
         """As in click; --help and --version print here, before any command runs."""
         try:
             return super().make_context(*args, **kwargs)
+        except click.UsageError as error:
+            raise misused(error) from error
         except KeyboardInterrupt:
             raise interrupted() from None
         except OSError as error:
@@ -106,6 +108,8 @@ class LazyGroup(click.Group):
         """Run the command; every error becomes a message on stderr and an exit code."""
         try:
             return super().invoke(ctx)
+        except click.UsageError as error:
+            raise misused(error) from error
         except (click.exceptions.Exit, click.exceptions.ClickException):
             raise
         except KeyboardInterrupt:
@@ -125,6 +129,17 @@ def load_command(name: str) -> click.Command:
     assert isinstance(command, click.Command)
     command.name = name
     return command
+
+
+def misused(error: click.UsageError) -> click.exceptions.ClickException | click.exceptions.Exit:
+    """What ends a command whose line click does not accept, once that is said: by one rank, where a launcher has
+    started several with the same line."""
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        return error
+    if speaks():
+        path = error.ctx.command_path if error.ctx is not None else "taccl"
+        say(f"{error.format_message()}\nTry '{path} --help' for help.")
+    return click.exceptions.Exit(error.exit_code)
 
 
 def interrupted() -> click.exceptions.Exit:

@@ -176,7 +176,7 @@ def test_a_place_that_no_file_can_have_is_refused_before_the_search(
     refused = taccl(*line, str(tmp_path / "file" / "x.xml"))
     assert refused.exit_code == 2 and "is no directory" in refused.stderr
     refused = taccl(*line, str(tmp_path / "folder.xml"))
-    assert refused.exit_code == 3 and "this is a directory" in refused.stderr
+    assert refused.exit_code == 2 and "is a directory; name a file in it" in refused.stderr
     assert isinstance(taccl(*line, str(tmp_path / "new" / "x.xml")).exception, AssertionError | SystemExit)
     assert "searched" in taccl(*line, str(tmp_path / "new" / "x.xml")).stderr
 

@@ -382,7 +382,7 @@ def test_output_is_all_or_nothing(
     assert longest.read_text() == "one"
     write_output("-", "to stdout")
     assert capsys.readouterr().out == "to stdout"
-    with pytest.raises(IsADirectoryError):
+    with pytest.raises(UsageError, match="is a directory; name a file in it"):
         write_output(str(tmp_path), "x")
     if Path("/proc/self").is_dir():  # which is no place for files, whatever one's rights
         with pytest.raises(EnvironmentProblem, match=r"^/proc/self/no/x: this cannot be written"):

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from mpi_jobs import launch, needs_mpi, taccl_but
+from mpi_jobs import launch, messages, needs_mpi, taccl, taccl_but
 
 from taccl.cli import main
 from taccl.commands.profile import Sizes, command
@@ -72,8 +72,36 @@ class TestUnderMpiexec:
 
     def test_ranks_that_ask_for_different_memory_are_told(self) -> None:
         ended = taccl_but(3, 1, ("--device", "host"), "profile", "-o", "x.yaml", "--quick")
+        assert ended.code == 86
+        assert messages(ended) == [
+            "taccl: rank 1 runs another measurement, or has other options, than the rest; "
+            "give every rank the same file and options"
+        ]
+
+    @pytest.mark.parametrize("more", [("--sizes", "64K,1M"), ("--name", "other"), ("--codecs", "q8")])
+    def test_ranks_with_other_options_are_named(self, more: tuple[str, ...], tmp_path: Path) -> None:
+        profile = tmp_path / "p.yaml"
+        ended = taccl_but(3, 2, more, "profile", "-o", str(profile), "--quick")
+        assert ended.code == 86
+        assert len(messages(ended)) == 1 and "rank 2 runs another measurement" in ended.err
+        assert not profile.exists()
+
+    def test_a_line_that_one_rank_cannot_read_is_said_by_that_rank(self) -> None:
+        ended = taccl_but(3, 2, ("--bogus",), "profile", "-o", "x.yaml", "--quick")
+        assert ended.code == 86
+        assert messages(ended) == ["taccl: No such option '--bogus'."]
+
+    def test_a_line_that_no_rank_can_read_is_said_once(self) -> None:
+        ended = taccl(4, "profile", "-o", "x.yaml", "--sizes", "0,x")
         assert ended.code == 2
-        assert "different --device: auto, host, auto" in ended.err
+        assert len(messages(ended)) == 1 and "'x' is not a size" in ended.err
+        assert ended.err.count("Try 'taccl profile --help'") == 1
+
+    def test_who_was_killed_is_named_with_its_last_word(self, tmp_path: Path) -> None:
+        ended = launch(3, FAULTY, "--quick", "-o", str(tmp_path / "p.yaml"), TACCL_FAULT="die:2")
+        assert re.search(
+            r"rank 2 has died .*; its last word, \d\.\d s before: it waits for nobody", ended.err
+        )
 
     @pytest.mark.parametrize("fault", ["stall:2", "stall:1"])
     def test_a_rank_that_stalls_is_named_and_the_job_ends(self, fault: str, tmp_path: Path) -> None:
@@ -125,7 +153,7 @@ def test_json_and_a_profile_do_not_share_stdout(
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 2
-    assert "stdout" in capsys.readouterr().err
+    assert "both want stdout" in capsys.readouterr().err
 
 
 def test_host_buffers_give_each_message_its_own_area() -> None:

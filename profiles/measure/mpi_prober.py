@@ -17,6 +17,7 @@ import numpy as np
 
 from taccl.errors import RunFailed
 from taccl.profiles.measure.buffers import Buffers
+from taccl.profiles.measure.busy import busy_cores
 from taccl.profiles.measure.probe import Probe, Times, Trial
 
 _COMMAND, _RESULT, _DATA, _ACK, _GATE = 1, 2, 3, 4, 5  # tags
@@ -50,12 +51,29 @@ class MpiProber:
         self._lost = False  # a rank was given up: the others cannot be sent home any more
         node_comm = comm.Split_type(MPI.COMM_TYPE_SHARED)
         # Two containers may share a host name, and one host may show several: only together do they count.
-        leader = node_comm.bcast(self._rank, root=0)
+        leader = np.array([self._rank], np.int64)
+        node_comm.Bcast(leader, root=0)
         node_comm.Free()
-        about = self._comm.allgather((f"{MPI.Get_processor_name()}/{leader}", _cores(), buffers.name))
-        self.hosts = [host for host, _, _ in about]
-        self.cores = [cores for _, cores, _ in about]
-        self.memory = sorted({name for _, _, name in about})
+        comm.Barrier()  # from here all ranks sleep
+        mine = (f"{MPI.Get_processor_name()}/{leader[0]}", _cores(), buffers.name, busy_cores())
+        about = [json.loads(text) for text in self._gather_texts(json.dumps(mine))]
+        self.hosts = [str(host) for host, _, _, _ in about]
+        self.cores = [int(cores) for _, cores, _, _ in about]
+        self.memory = sorted({str(name) for _, _, name, _ in about})
+        self.busy = [
+            float(busy) for _, _, _, busy in about
+        ]  # cores of each rank's host, before the measurement
+
+    def _gather_texts(self, mine: str) -> list[str]:
+        """Every rank's text, on every rank."""
+        encoded = mine.encode()
+        lengths = np.zeros(self._comm.Get_size(), np.int64)
+        self._comm.Allgather(np.array([len(encoded)], np.int64), lengths)
+        row = np.zeros(int(lengths.max()), np.uint8)
+        row[: len(encoded)] = np.frombuffer(encoded, np.uint8)
+        rows = np.zeros((len(lengths), len(row)), np.uint8)
+        self._comm.Allgather(row, rows)
+        return [rows[rank, :length].tobytes().decode() for rank, length in enumerate(lengths)]
 
     # ---- rank 0 ----
 

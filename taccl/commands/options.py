@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import sys
@@ -87,7 +86,6 @@ def write_output(path: str, text: str) -> None:
     check_output(path)
     encoded = text.encode("utf-8", "backslashreplace")  # a file name in it may be no text
     if path == "-":
-        check_stdout()
         # Files are UTF-8 wherever they go; what only people read is in the terminal's encoding.
         sys.stdout.flush()
         sys.stdout.buffer.write(encoded)
@@ -106,17 +104,22 @@ def write_output(path: str, text: str) -> None:
 
 
 def check_output(path: str) -> None:
-    """Raise what `write_output` would for a place that no file can have; for before long work. `-` is fine.
+    """Raise what `write_output` would for a place that no file can have; for before long work. `-` is stdout.
 
-    Raises IsADirectoryError and UsageError.
+    Raises UsageError, and EnvironmentProblem where the right to write is missing.
     """
-    target = Path(path)
     if path == "-":
+        check_stdout()
         return
+    target = Path(path)
     if target.is_dir():
-        raise IsADirectoryError(errno.EISDIR, "this is a directory; name a file in it", path)
+        raise UsageError(f"{path} is a directory; name a file in it")
     if not target.exists():
         check_folder(target.parent)
+    folder = next(folder for folder in target.absolute().parents if folder.exists())
+    device = target.exists() and not target.is_file()  # is written to and not replaced
+    if not os.access(target if device else folder, os.W_OK):
+        raise EnvironmentProblem(f"{path}: this cannot be written: no right to do so in {folder}")
 
 
 def _replace(target: Path, encoded: bytes) -> None:

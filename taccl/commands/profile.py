@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
+import hashlib
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from taccl.commands.completion import files, topologies
-from taccl.commands.options import Name, Quantity, print_json, write_output
-from taccl.commands.run import Size
-from taccl.errors import EnvironmentProblem, TacclError, UsageError
+from taccl.commands.options import Name, Quantity, check_output, print_json, write_output
+from taccl.commands.run import RankedCommand, Size
+from taccl.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from taccl.profiles.measure.codec_fit import CodecFit
     from taccl.profiles.measure.mpi_prober import MpiProber
-    from taccl.runtime.guard import Guard
+    from taccl.runtime.job import Job
 
 _LEAST_BYTES, _MOST_BYTES = 1 << 10, 1 << 28
 
@@ -44,7 +42,7 @@ class Sizes(click.ParamType):  # type: ignore[type-arg]
         return tuple(sorted(sizes))
 
 
-@click.command("profile")
+@click.command("profile", cls=RankedCommand)
 @click.option(
     "-o", "--output", required=True, metavar="FILE", shell_complete=files, help="Profile to write (YAML)."
 )
@@ -70,7 +68,8 @@ class Sizes(click.ParamType):  # type: ignore[type-arg]
     default=30.0,
     show_default=True,
     metavar="S",
-    help="Longest wait for one message in seconds; then the job ends and the silent rank is named.",
+    help="Longest wait for one message in seconds; then the job ends and the silent rank is named. MPI may take 10 s "
+    "to start in any case.",
 )
 @click.option(
     "--codecs",
@@ -119,121 +118,111 @@ def command(
     Rank 0 writes the profile. Leave the machine alone meanwhile: what runs beside is measured too. With --codecs the
     ranks also code messages as `taccl run --codec` does, so that the profile says what that costs and gains.
     """
-    from taccl.runtime import guard, mpi
+    from taccl.runtime.job import Job
 
-    if as_json and output == "-":
-        raise UsageError("--json and -o - both want stdout; name a file for the profile")
-    if codecs is not None:
-        from taccl.commands.profile_codecs import profile_codecs
+    _check_together(click.get_current_context().params)
+    with Job(deadline) as job:
+        place = job.together(
+            "the reading of the options", lambda: _prepare(job, click.get_current_context().params)
+        )
+        same = (place, output, quick, sizes, name, deadline, codecs is None, as_json)
+        job.agree_on(hashlib.sha256(repr(same).encode()).digest(), "measurement, or has other options,")
+        found: Sequence[CodecFit] = ()
+        if codecs is not None:
+            from taccl.commands.profile_codecs import profile_codecs
 
-        if device == "cuda":
-            raise UsageError("--codecs work in host memory; leave out --device cuda")
-        if topology is not None and (sizes or name is not None):
-            raise UsageError("-t measures no links and keeps the name; leave out --sizes and --name")
-
-        def links(MPI: Any, costs: Sequence[CodecFit]) -> None:
-            _profile(MPI, _prober(MPI, "host", deadline), output, quick, sizes, name, as_json, costs)
-
-        profile_codecs(codecs, dtype, data, topology, output, quick, deadline, as_json, links)
-        return
-    if dtype is not None or data is not None or topology is not None:
-        raise UsageError("--dtype, --data and -t are for --codecs: name the codecs to measure")
-    with guard.limited(deadline) as watched:
-        MPI = mpi.load()
-        if MPI.COMM_WORLD.Get_size() < 2:
-            raise UsageError(
-                "taccl profile measures the links between ranks and was started with one; "
-                "start it as: mpiexec -n 4 taccl profile -o profile.yaml"
-            )
-        mpi.install_excepthook(MPI)
-        with _fatal(MPI, watched):
-            prober = _prober(MPI, device, deadline)
-    with _fatal(MPI, watched):
-        _profile(MPI, prober, output, quick, sizes, name, as_json)
+            found = profile_codecs(job, codecs, dtype, data, topology, output, quick, as_json)
+        if topology is None:
+            _measure_links(job, _prober(job, place, deadline), output, quick, sizes, name, as_json, found)
 
 
-@contextlib.contextmanager
-def _fatal(MPI: Any, guard: Guard) -> Iterator[None]:
-    """One rank's problem ends the job: the others would wait for it. One of a host's ranks speaks."""
-    from taccl.runtime import mpi
+def _check_together(options: dict[str, Any]) -> None:
+    """Raise click's UsageError for options that do not go together, which all ranks see before MPI starts."""
+    coding = options["codecs"] is not None
+    if options["as_json"] and options["output"] == "-":
+        raise click.UsageError("--json and -o - both want stdout; name a file for the profile")
+    if coding and options["device"] == "cuda":
+        raise click.UsageError("--codecs work in host memory; leave out --device cuda")
+    if coding and options["topology"] is not None and (options["sizes"] or options["name"] is not None):
+        raise click.UsageError("-t measures no links and keeps the name; leave out --sizes and --name")
+    if not coding and any(options[one] is not None for one in ("dtype", "data", "topology")):
+        raise click.UsageError("--dtype, --data and -t are for --codecs: name the codecs to measure")
 
-    try:
-        yield
-    except TacclError as error:
-        if guard.speaks():
-            mpi.say(f"taccl: {error}", last=True)
-        mpi.abort(MPI, error.exit_code)
+
+def _prepare(job: Job, options: dict[str, Any]) -> str:
+    """The kind of memory to measure, as far as this rank knows; what can be wrong is found before a minute's work."""
+    from taccl.runtime import gpu
+
+    output, device, coding = options["output"], options["device"], options["codecs"] is not None
+    if job.ranks < 2:
+        option = f" --codecs {options['codecs']}" if coding else ""
+        raise UsageError(
+            "taccl profile measures the links between ranks and was started with one; "
+            f"start it as: mpiexec -n 4 taccl profile{option} -o profile.yaml"
+        )
+    if job.rank == 0:
+        check_output(output)
+    if coding:
+        return "host"
+    return gpu.choose(device) if device == "cuda" else str(device)
 
 
-def _prober(MPI: Any, device: str, deadline: float) -> MpiProber:
+def _prober(job: Job, place: str, deadline: float) -> MpiProber:
+    import numpy as np
+
     from taccl.profiles.measure.buffers import buffers
     from taccl.profiles.measure.mpi_prober import MpiProber
     from taccl.runtime import gpu
 
-    comm = MPI.COMM_WORLD
-    # All ranks must measure the same kind of memory: auto takes the GPU only where every rank has one.
-    chosen = gpu.choose(device)
-    everyone = comm.allgather((device, chosen))
-    asked = [each[0] for each in everyone]
-    if len(set(asked)) > 1:
-        raise UsageError(f"the ranks were started with different --device: {', '.join(asked)}")
-    if device == "auto" and any(each[1] == "host" for each in everyone):
-        chosen = "host"
-    local = comm.Split_type(MPI.COMM_TYPE_SHARED)
-    memory = buffers(chosen, int(local.Get_rank()))
-    local.Free()
-    return MpiProber(MPI, comm, memory, deadline)
+    if place == "auto":
+        # All ranks must measure the same kind of memory: the GPU only where every rank has one.
+        mine = np.array([gpu.choose("auto") == "cuda"], np.uint8)
+        place = "cuda" if job.gather_bytes(mine, "the choice of the device").all() else "host"
+    memory = job.together("the choice of the device", lambda: buffers(place, job.board.node_slot))
+    with job.waiting("it waits for the other ranks before the measurement"):
+        return MpiProber(job.MPI, job.MPI.COMM_WORLD, memory, deadline)
 
 
-def _profile(
-    MPI: Any,
+def _measure_links(
+    job: Job,
     prober: MpiProber,
     output: str,
     quick: bool,
     sizes: tuple[int, ...],
     name: str | None,
     as_json: bool,
-    codecs: Sequence[CodecFit] = (),
+    codecs: Sequence[CodecFit],
 ) -> None:
+    """Rank 0 measures and writes, the others do what it asks until it has written."""
     from dataclasses import replace
 
+    from taccl.profiles.measure.busy import warnings
     from taccl.profiles.measure.result import document, topology
     from taccl.profiles.measure.survey import FULL, QUICK, survey
     from taccl.profiles.profile_file import write_topology
     from taccl.runtime import mpi
 
-    if MPI.COMM_WORLD.Get_rank() != 0:
+    if job.rank != 0:
         prober.serve()
         return
-    try:
-        check_writable(output)
-        library = mpi.library(MPI)
-        about = f"measured over {library.name} {library.version}, {' and '.join(prober.memory)}"
-        click.echo(f"taccl: {len(prober.hosts)} ranks, {about}", err=True)
-        found = survey(prober, QUICK if quick else FULL, sizes, _progress())
-    finally:
-        prober.close()
-    measured = topology(found, name or "measured", f"taccl profile: {about}")
-    result = replace(measured, codecs=tuple(fit.cost for fit in codecs))
+    library, memory = mpi.library(job.MPI), " and ".join(prober.memory)
+    click.echo(
+        f"taccl: measuring {job.ranks} ranks over {library.name} {library.version}, {memory}", err=True
+    )
+    warned = warnings(prober.hosts, prober.cores, prober.busy)
+    for line in warned:
+        click.echo(f"taccl: {line}", err=True)
+    found = survey(prober, QUICK if quick else FULL, sizes, _progress())
+    source = f"taccl profile: measured over {library.name} {library.version}, {memory}"
+    result = replace(topology(found, name or "measured", source), codecs=tuple(fit.cost for fit in codecs))
     write_output(output, write_topology(result))
-    described = document(found, result, codecs)
+    described = {**document(found, result, codecs), "warnings": warned}
     if as_json:
         print_json(described)
     elif output != "-":
         click.echo("\n".join([_summary(described), *codec_table(described)]))
     click.echo(f"taccl: wrote {output}", err=True)
-
-
-def check_writable(output: str) -> None:
-    """Find out before a minute of measuring that the result cannot be written."""
-    if output == "-":
-        return
-    place = Path(output).resolve()
-    if place.is_dir():
-        raise UsageError(f"{output} is a directory; name a file in it")
-    folder = next(folder for folder in place.parents if folder.exists())
-    if not os.access(place if place.exists() else folder, os.W_OK):
-        raise EnvironmentProblem(f"{output} cannot be written: no right to do so in {folder}")
+    prober.close()
 
 
 def _progress() -> Callable[[str, int, int], None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -49,54 +49,39 @@ class Request:
 
 
 def profile_codecs(
+    job: Job,
     names: str,
     dtypes: str | None,
     data: str | None,
     topology: str | None,
     output: str,
     quick: bool,
-    deadline_s: float,
     as_json: bool,
-    links: Callable[[Any, Sequence[CodecFit]], None],
-) -> None:
-    """Measure codecs, then `links` (every rank calls it with what was found), or write the given topology with them."""
-    from taccl.commands.profile import check_writable
-    from taccl.runtime.job import Job
+) -> list[CodecFit]:
+    """Measure codecs on every rank, and write the given topology with them, if there is one."""
 
-    with Job(deadline_s) as job:
+    def prepare() -> tuple[Request, str]:
+        return request(names, dtypes, data), "" if topology is None else _profile_text(topology, job.ranks)
 
-        def prepare() -> tuple[Request, str]:
-            if job.ranks < 2:
-                raise UsageError(
-                    "taccl profile --codecs measures ranks that code and send at the same time and was started with "
-                    "one; start it as: mpiexec -n 4 taccl profile --codecs xw,q8 -o profile.yaml"
-                )
-            if job.rank == 0:
-                check_writable(output)
-            return request(names, dtypes, data), "" if topology is None else _profile_text(
-                topology, job.ranks
-            )
-
-        asked, text = job.together("the reading of the options", prepare)
-        said = ([(codec.name, dtype.name) for codec, dtype in asked.pairs], asked.digest, quick, text, output)
-        job.agree_on(
-            hashlib.sha256(repr(said).encode()).digest(),
-            "choice of codecs, values or topology, or has other options,",
+    asked, text = job.together("the reading of the options", prepare)
+    same = ([(codec.name, dtype.name) for codec, dtype in asked.pairs], asked.digest, text, topology is None)
+    job.agree_on(
+        hashlib.sha256(repr(same).encode()).digest(),
+        "choice of codecs, values or topology, or has other options,",
+    )
+    if job.rank == 0:
+        for line in asked.left_out:
+            click.echo(f"taccl: {line}", err=True)
+    found = measure(job, asked, quick)
+    if job.rank == 0:
+        for line in warnings(found):
+            click.echo(f"taccl: {line}", err=True)
+    if topology is not None:
+        job.together(
+            "the writing of the profile",
+            lambda: _write(job, topology, text, found, output, as_json) if job.rank == 0 else None,
         )
-        if job.rank == 0:
-            for line in asked.left_out:
-                click.echo(f"taccl: {line}", err=True)
-        found = measure(job, asked, quick)
-        if job.rank == 0:
-            for line in warnings(found):
-                click.echo(f"taccl: {line}", err=True)
-        if topology is None:
-            links(job.MPI, found)
-        else:
-            job.together(
-                "the writing of the profile",
-                lambda: _write(job, topology, text, found, output, as_json) if job.rank == 0 else None,
-            )
+    return found
 
 
 def request(names: str, dtypes: str | None, data: str | None) -> Request:

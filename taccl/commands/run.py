@@ -48,19 +48,15 @@ class Size(click.ParamType):  # type: ignore[type-arg]
 
 
 class RankedCommand(click.Command):
-    """A command that every rank of a job runs: what is wrong with its options is said by rank 0 only."""
+    """A command that every rank of a job runs: rank 0 alone prints its help."""
 
     def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
-        """As in click; other ranks leave silently with the exit code."""
+        """As in click."""
         from taccl.runtime.mpi import launcher
 
-        if launcher().rank == 0:
+        silent = contextlib.redirect_stdout(io.StringIO()) if launcher().rank else contextlib.nullcontext()
+        with silent:
             return super().make_context(*args, **kwargs)
-        try:
-            with contextlib.redirect_stdout(io.StringIO()):  # --help
-                return super().make_context(*args, **kwargs)
-        except (click.ClickException, click.exceptions.Exit) as leaving:
-            raise SystemExit(leaving.exit_code) from None
 
 
 @click.command(cls=RankedCommand)
@@ -188,7 +184,7 @@ class RankedCommand(click.Command):
     type=Quantity("s", 0.1, 1e6),
     metavar="S",
     help="Seconds without progress after which the job is ended. Default: 30, or a second for each 5 MB of the "
-    "size where that is longer.",
+    "size where that is longer. MPI may take 10 s to start in any case.",
 )
 @click.option(
     "--reference/--no-reference", default=True, show_default=True, help="Time MPI's own collective beside it."

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from taccl.commands.options import check_output
 from taccl.commands.run_codecs import choose_codecs
 from taccl.commands.run_devices import DEVICE_TRANSPORTS, check_near, on_devices
 from taccl.errors import Diagnostic, InvalidInput, UsageError
-from taccl.streams import check_stdout
 
 if TYPE_CHECKING:
     from taccl.profiles.topology import Topology
@@ -26,7 +26,6 @@ MAX_ROWS = 100_000  # sizes of one run
 def prepare(job: Job, options: dict[str, Any]) -> tuple[Loaded, Loaded | None, Settings, Topology | None]:
     """Everything that can be wrong with the options or the files, on every rank alike."""
     from dataclasses import replace
-    from pathlib import Path
 
     from taccl.profiles.load import load_topology
     from taccl.runtime import gpu
@@ -54,10 +53,8 @@ def prepare(job: Job, options: dict[str, Any]) -> tuple[Loaded, Loaded | None, S
         )
     if against is not None:
         _check_against(options, loaded, against)
-    if options["json_path"] not in (None, "-") and not Path(options["json_path"]).resolve().parent.is_dir():
-        raise UsageError(f"--json {options['json_path']}: its directory does not exist")
-    if options["json_path"] == "-" and job.rank == 0:
-        check_stdout()
+    if options["json_path"] is not None and job.rank == 0:
+        check_output(options["json_path"])
     coded = choose_codecs(options, opened, collective, ops)
     no_kernel = options["device"] == "auto" and "zstd" in coded.names
     device = "host" if no_kernel else gpu.choose(options["device"])

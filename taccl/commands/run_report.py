@@ -6,7 +6,7 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
-from taccl.errors import EnvironmentProblem
+from taccl.commands.options import write_output
 
 if TYPE_CHECKING:
     from taccl.profiles.topology import Topology
@@ -234,16 +234,5 @@ def document(
 
 def write(job: Job, path: str, document: dict[str, object]) -> None:
     """Rank 0 writes the document; - is stdout. Raises EnvironmentProblem where the file cannot be written."""
-    from pathlib import Path
-
-    if job.rank != 0:
-        return
-    text = json.dumps(document, indent=2, allow_nan=False) + "\n"
-    if path == "-":
-        sys.stdout.write(text)
-        sys.stdout.flush()
-        return
-    try:
-        Path(path).write_text(text)
-    except OSError as error:
-        raise EnvironmentProblem(f"--json {path} cannot be written: {error.strerror}") from error
+    if job.rank == 0:
+        write_output(path, json.dumps(document, indent=2, allow_nan=False) + "\n")
