@@ -9,13 +9,15 @@ from taccl.profiles.topology import Topology
 from taccl.sketches.restrictions import Restrictions
 from taccl.synth.algorithm import Algorithm, Certificate, Message
 from taccl.synth.collective import Collective
-from taccl.synth.cost import LONG_CHUNK, Costs
+from taccl.synth.cost import LONG_CHUNK, Costs, costs, late
 from taccl.synth.problem import mirror, roots_of
 from taccl.synth.schedule import (
     Transfer,
     Unordered,
+    as_carried,
     coalesced,
     completion_fs,
+    completions,
     time_batched,
     time_by_priority,
     time_in_order,
@@ -31,6 +33,7 @@ class Candidate:
     transfers: tuple[Transfer, ...]  # as timed, in order of start
     messages: tuple[Message, ...]
     time_fs: int
+    late_fs: int = 0  # its time when messages are late, once `Search.accept` has seen it
 
     @property
     def crosses(self) -> bool:
@@ -125,6 +128,21 @@ def exchanges_hold(costs: Costs, transfers: Sequence[Transfer], messages: Sequen
                 if digested <= message.start_fs:
                     return False
     return True
+
+
+def late_fs(topology: Topology, collective: Collective, priced: Costs, messages: Sequence[Message]) -> int:
+    """The time of a schedule that keeps its order while every message is late, in the sense of `cost.late`.
+
+    At least its own time, which is all that is known of one that no list can say: a program's, where a sum is made
+    beside the one that is sent.
+    """
+    slow = costs(late(topology), priced.chunk_bytes)
+    listed = as_carried(messages, completions(priced, messages))
+    own_fs = completion_fs(priced, messages)
+    try:
+        return max(own_fs, completion_fs(slow, time_in_order(topology, collective, slow, listed)))
+    except Unordered:
+        return own_fs
 
 
 def complete(topology: Topology, collective: Collective, transfers: Sequence[Transfer]) -> bool:

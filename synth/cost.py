@@ -8,12 +8,12 @@ is rounded up to a whole femtosecond once, here, so every later sum is exact.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache
-from math import isqrt
 
-from taccl.profiles.topology import Topology
+from taccl.profiles.schema import MIN_BETA_US_PER_MB
+from taccl.profiles.topology import Port, Topology
 
 FS_PER_US = 10**9
 # A chunk that takes this much longer than its message's fixed cost gains nothing from company.
@@ -25,14 +25,26 @@ def load_fs(topology: Topology, messages: int) -> int:
     return messages * ceil_fs(topology.load_us)
 
 
-def judged_fs(topology: Topology, time_fs: int, messages: int) -> int:
-    """What schedules are compared by: their time, and what their messages take from cores that ranks share.
+def late(topology: Topology) -> Topology:
+    """What schedules are tried on where ranks share cores, beside the links as they are.
 
-    Cores work while links do, but a message on the way that decides waits for them. So the two count for less than
-    their sum, and for more than the longer of them: as the sides of a right angle.
+    `load` is what a message adds to the time of all; a rank has its share of the cores, so a message takes it, and the
+    one at the other end, as many times longer as there are ranks. That is a port of its own for each rank. And a
+    message waits until its receiver has a core, now longer, now shorter: latencies are half as long again, so that a
+    schedule loses whose time rests on them as they were measured, message after message.
     """
-    load = load_fs(topology, messages)
-    return isqrt(time_fs * time_fs + load * load) if load else time_fs
+    first, share_us = len(topology.ports), topology.load_us * topology.ranks
+    links = tuple(
+        replace(
+            link,
+            alpha_us=max(link.alpha_us * 3 / 2, link.occupancy_us + share_us),
+            occupancy_us=link.occupancy_us + share_us,
+            ports=(*link.ports, first + link.src, first + link.dst),
+        )
+        for link in topology.links
+    )
+    ranks = tuple(Port(f"rank{rank}", Fraction(MIN_BETA_US_PER_MB), "port") for rank in range(topology.ranks))
+    return replace(topology, links=links, ports=(*topology.ports, *ranks))
 
 
 def ceil_fs(us: Fraction) -> int:

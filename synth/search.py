@@ -17,12 +17,12 @@ from taccl.profiles.link_table import link_table
 from taccl.profiles.topology import Topology, reverse
 from taccl.sketches.restrictions import Permutation, Restrictions
 from taccl.synth.annealing.search import anneal
-from taccl.synth.candidates import Candidate, best_timing, complete, obeys
+from taccl.synth.candidates import Candidate, best_timing, complete, late_fs, obeys
 from taccl.synth.check_algorithm import check_algorithm
 from taccl.synth.cluster.compose import compose, composes
 from taccl.synth.cluster.lengths import lengths
 from taccl.synth.collective import Collective, refined
-from taccl.synth.cost import Costs, judged_fs
+from taccl.synth.cost import Costs
 from taccl.synth.engines.greedy import Taste, funnelled, greedy, tastes
 from taccl.synth.forest.search import COLLECTIVES as FOREST_COLLECTIVES
 from taccl.synth.forest.search import Effort as ForestEffort
@@ -148,8 +148,11 @@ class Search:
             return None
         key = (p.collective.partition, candidate.engine)
         other, known = self.of_engine.get(key), self.best_of.get(p.collective.partition)
-        better = other is None or self.judged_fs(candidate) < self.judged_fs(other)
         quickest = known is None or candidate.time_fs < known.time_fs
+        if not quickest and other is not None and candidate.time_fs >= other.late_fs:
+            return candidate
+        candidate = self._tried(p, candidate)
+        better = other is None or candidate.late_fs < other.late_fs
         # Exchanges and shared messages can reduce a contribution twice when their times fall badly.
         matters = quickest or (better and self.topology.load_us > 0)
         if matters and check_algorithm(candidate.algorithm(self.topology, self.size_bytes), self.topology):
@@ -164,20 +167,22 @@ class Search:
             self.report(f"{candidate.engine}, {p.collective.partition} per block", candidate.time_fs)
         return candidate
 
-    def judged_fs(self, candidate: Candidate) -> int:
-        """What schedules are compared by."""
-        return judged_fs(self.topology, candidate.time_fs, len(candidate.messages))
+    def _tried(self, p: Problem, candidate: Candidate) -> Candidate:
+        """The candidate with its time when messages are late, in the order that it has."""
+        if not self.topology.load_us:
+            return replace(candidate, late_fs=candidate.time_fs)
+        return replace(candidate, late_fs=late_fs(self.topology, p.collective, p.costs, candidate.messages))
 
     def chosen(self) -> Candidate | None:
         """The best schedule: the quickest, or where ranks share cores one of fewer messages."""
         best = self.best
         if best is None or not self.topology.load_us:
             return best
-        least_fs = min(self.judged_fs(best), *map(self.judged_fs, self.of_engine.values()))
-        near = [c for c in (best, *self.of_engine.values()) if self.judged_fs(c) <= ALIKE * least_fs]
+        tried = (best, *self.of_engine.values())
+        most_fs = ALIKE * min(candidate.late_fs for candidate in tried)
         for candidate in sorted(
-            near,
-            key=lambda c: (len(c.messages), self.judged_fs(c), c.time_fs, c.collective.partition, c.engine),
+            (c for c in tried if c.late_fs <= most_fs),
+            key=lambda c: (len(c.messages), c.late_fs, c.time_fs, c.collective.partition, c.engine),
         ):
             if candidate is best:
                 break

@@ -15,6 +15,7 @@ from taccl.errors import Infeasible, UsageError
 from taccl.produce import Order, Product, produce
 
 if TYPE_CHECKING:
+    from taccl.profiles.topology import Topology
     from taccl.synth.program import Program
     from taccl.synth.request import Progress
 
@@ -123,13 +124,13 @@ def sweep(
     for size in sizes:
         before = winners[-1] if winners else -1
         usable = [i for i in range(len(products)) if _may_run(products[i], size)]
-        winners.append(min(usable, key=lambda i: (_judged_fs(products[i], size), i != before, i)))
+        winners.append(min(usable, key=lambda i: (_late_fs(products[i], size), i != before, i)))
     members: list[Member] = []
     points: list[Point] = []
     low = sizes[0]
     for place, (size, winner) in enumerate(zip(sizes, winners, strict=True)):
         certificate = products[place].algorithm.certificate
-        time_fs = _time_fs(products[winner], size)
+        time_fs = _time_fs(products[winner], products[winner].topology, size)
         points.append(Point(size, time_fs, certificate.lower_bound_us, certificate.bound_by, len(members)))
         following = winners[place + 1] if place + 1 < len(sizes) else -1
         if following != winner:
@@ -186,27 +187,26 @@ def _may_run(product: Product, size: int) -> bool:
     )
 
 
-def _time_fs(product: Product, size: int) -> int:
+def _time_fs(product: Product, topology: Topology, size: int) -> int:
     from taccl.synth.simulate import simulate
 
     assert product.program is not None
-    return simulate(product.program, product.topology, size, collective=product.explicit().collective).time_fs
+    return simulate(product.program, topology, size, collective=product.explicit().collective).time_fs
 
 
-def _judged_fs(product: Product, size: int) -> int:
-    """What programs are compared by."""
-    from taccl.synth.cost import judged_fs
-    from taccl.synth.program import sent
+def _late_fs(product: Product, size: int) -> int:
+    """What programs are compared by: late messages, where ranks share cores."""
+    from taccl.synth.cost import late
 
-    assert product.program is not None
-    return judged_fs(product.topology, _time_fs(product, size), sent(product.program))
+    topology = product.topology
+    return _time_fs(product, late(topology) if topology.load_us else topology, size)
 
 
 def _last(first: Product, second: Product, low: int, high: int) -> int:
     """The greatest size from `low` to below `high` at which the first program may run and is not slower."""
     while high - low > max(1, int(EXACT * low)):
         middle = (low + high) // 2
-        if _may_run(first, middle) and _judged_fs(first, middle) <= _judged_fs(second, middle):
+        if _may_run(first, middle) and _late_fs(first, middle) <= _late_fs(second, middle):
             low = middle
         else:
             high = middle
