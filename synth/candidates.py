@@ -9,7 +9,7 @@ from taccl.profiles.topology import Topology
 from taccl.sketches.restrictions import Restrictions
 from taccl.synth.algorithm import Algorithm, Certificate, Message
 from taccl.synth.collective import Collective
-from taccl.synth.cost import LONG_CHUNK, Costs, costs, late
+from taccl.synth.cost import LONG_CHUNK, Costs, late_costs
 from taccl.synth.problem import mirror, roots_of
 from taccl.synth.schedule import (
     Transfer,
@@ -131,12 +131,12 @@ def exchanges_hold(costs: Costs, transfers: Sequence[Transfer], messages: Sequen
 
 
 def late_fs(topology: Topology, collective: Collective, priced: Costs, messages: Sequence[Message]) -> int:
-    """The time of a schedule that keeps its order while every message is late, in the sense of `cost.late`.
+    """The time of a schedule that keeps its order while every message is late, in the sense of `late_costs`.
 
     At least its own time, which is all that is known of one that no list can say: a program's, where a sum is made
     beside the one that is sent.
     """
-    slow = costs(late(topology), priced.chunk_bytes)
+    slow = late_costs(topology, priced.chunk_bytes)
     listed = as_carried(messages, completions(priced, messages))
     own_fs = completion_fs(priced, messages)
     try:

@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache
 
-from taccl.profiles.schema import MIN_BETA_US_PER_MB
-from taccl.profiles.topology import Port, Topology
+from taccl.profiles.topology import Topology
 
 FS_PER_US = 10**9
 # A chunk that takes this much longer than its message's fixed cost gains nothing from company.
@@ -23,28 +22,6 @@ LONG_CHUNK = 20
 def load_fs(topology: Topology, messages: int) -> int:
     """What so many messages take from the cores that ranks share; part of no time."""
     return messages * ceil_fs(topology.load_us)
-
-
-def late(topology: Topology) -> Topology:
-    """What schedules are tried on where ranks share cores, beside the links as they are.
-
-    `load` is what a message adds to the time of all; a rank has its share of the cores, so a message takes it, and the
-    one at the other end, as many times longer as there are ranks. That is a port of its own for each rank. And a
-    message waits until its receiver has a core, now longer, now shorter: latencies are half as long again, so that a
-    schedule loses whose time rests on them as they were measured, message after message.
-    """
-    first, share_us = len(topology.ports), topology.load_us * topology.ranks
-    links = tuple(
-        replace(
-            link,
-            alpha_us=max(link.alpha_us * 3 / 2, link.occupancy_us + share_us),
-            occupancy_us=link.occupancy_us + share_us,
-            ports=(*link.ports, first + link.src, first + link.dst),
-        )
-        for link in topology.links
-    )
-    ranks = tuple(Port(f"rank{rank}", Fraction(MIN_BETA_US_PER_MB), "port") for rank in range(topology.ranks))
-    return replace(topology, links=links, ports=(*topology.ports, *ranks))
 
 
 def ceil_fs(us: Fraction) -> int:
@@ -111,4 +88,25 @@ def costs(topology: Topology, chunk_bytes: Fraction) -> Costs:
         reduce_alpha_fs=ceil_fs(topology.reduce_alpha_us),
         reduce_chunk_fs=hold_fs(topology.reduce_beta_us_per_mb),
         resources=first_port + len(topology.ports),
+    )
+
+
+def late_costs(topology: Topology, chunk_bytes: Fraction) -> Costs:
+    """The prices by which schedules are tried where ranks share cores, beside the links as they are.
+
+    `load` is what a message adds to the time of all, half at either end. A rank has its share of the cores, so its part
+    of a message keeps it as many times longer as there are ranks: that is a resource of each rank. And a message waits
+    until its receiver has a core, and beside others, now longer, now shorter: each arrives half as late again, but
+    holds links and ports no longer, so that a schedule loses whose time rests on every message being on time.
+    """
+    priced, share_fs = costs(topology, chunk_bytes), ceil_fs(topology.load_us * topology.ranks / 2)
+    first = priced.resources
+    held = zip(priced.holds, topology.links, strict=True)
+    return replace(
+        priced,
+        alpha_fs=tuple(fs * 3 // 2 for fs in priced.alpha_fs),
+        chunk_fs=tuple(fs * 3 // 2 for fs in priced.chunk_fs),
+        occupancy_fs=tuple(fs + share_fs for fs in priced.occupancy_fs),
+        holds=tuple((*holds, (first + link.src, 0), (first + link.dst, 0)) for holds, link in held),
+        resources=first + topology.ranks,
     )

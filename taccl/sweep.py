@@ -15,7 +15,6 @@ from taccl.errors import Infeasible, UsageError
 from taccl.produce import Order, Product, produce
 
 if TYPE_CHECKING:
-    from taccl.profiles.topology import Topology
     from taccl.synth.program import Program
     from taccl.synth.request import Progress
 
@@ -130,7 +129,7 @@ def sweep(
     low = sizes[0]
     for place, (size, winner) in enumerate(zip(sizes, winners, strict=True)):
         certificate = products[place].algorithm.certificate
-        time_fs = _time_fs(products[winner], products[winner].topology, size)
+        time_fs = _time_fs(products[winner], size)
         points.append(Point(size, time_fs, certificate.lower_bound_us, certificate.bound_by, len(members)))
         following = winners[place + 1] if place + 1 < len(sizes) else -1
         if following != winner:
@@ -187,19 +186,19 @@ def _may_run(product: Product, size: int) -> bool:
     )
 
 
-def _time_fs(product: Product, topology: Topology, size: int) -> int:
+def _time_fs(product: Product, size: int, late: bool = False) -> int:
+    """The simulator's; late: with late messages, where ranks share cores."""
+    from taccl.synth.cost import costs, late_costs
     from taccl.synth.simulate import simulate
 
     assert product.program is not None
-    return simulate(product.program, topology, size, collective=product.explicit().collective).time_fs
+    whole, prices = product.explicit().collective, late_costs if late and product.topology.load_us else costs
+    return simulate(product.program, product.topology, size, collective=whole, prices=prices).time_fs
 
 
 def _late_fs(product: Product, size: int) -> int:
-    """What programs are compared by: late messages, where ranks share cores."""
-    from taccl.synth.cost import late
-
-    topology = product.topology
-    return _time_fs(product, late(topology) if topology.load_us else topology, size)
+    """What programs are compared by."""
+    return _time_fs(product, size, late=True)
 
 
 def _last(first: Product, second: Product, low: int, high: int) -> int:

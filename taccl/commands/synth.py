@@ -321,7 +321,10 @@ def _table(found: dict[str, Any]) -> str:
     if "quickest_us" in made:
         others = f"{made['quickest_messages']} would take {made['quickest_us']:.3f} us by their links"
         rows.append(
-            ("few messages", f"each takes {made['load_us']:g} us from cores that ranks share; {others}")
+            (
+                "late messages",
+                f"each takes {made['load_us']:g} us from cores that ranks share, and this bears it best; {others}",
+            )
         )
     coding = found["coding"]
     if coding is not None:
