@@ -32,7 +32,7 @@ Key = tuple[int, int, int]  # of a message: source, destination, tag
 
 WINDOW_BYTES = 128 << 10
 HANDOVER_FS = 400 * FS_PER_US  # of a turn, beside two latencies, where ranks share cores
-WORTH_HANDOVERS = 20  # a message takes so many times as long as the handing over of its turn
+WORTH_HANDOVERS = 8  # a message takes so many times as long as the handing over of its turn
 MOST_MESSAGES = 20_000  # of more, a simulation takes seconds
 MOST_TRIALS = 64  # of changing gates one by one
 TRIED_OPERATIONS = 500_000  # in all trials together

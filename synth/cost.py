@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache
+from math import isqrt
 
 from taccl.profiles.topology import Topology
 
@@ -22,6 +23,16 @@ LONG_CHUNK = 20
 def load_fs(topology: Topology, messages: int) -> int:
     """What so many messages take from the cores that ranks share; part of no time."""
     return messages * ceil_fs(topology.load_us)
+
+
+def judged_fs(topology: Topology, time_fs: int, messages: int) -> int:
+    """What schedules are compared by: their time, and what their messages take from cores that ranks share.
+
+    Cores work while links do, but a message on the way that decides waits for them. So the two count for less than
+    their sum, and for more than the longer of them: as the sides of a right angle.
+    """
+    load = load_fs(topology, messages)
+    return isqrt(time_fs * time_fs + load * load) if load else time_fs
 
 
 def ceil_fs(us: Fraction) -> int:
@@ -96,17 +107,15 @@ def late_costs(topology: Topology, chunk_bytes: Fraction) -> Costs:
 
     `load` is what a message adds to the time of all, half at either end. A rank has its share of the cores, so its part
     of a message keeps it as many times longer as there are ranks: that is a resource of each rank. And a message waits
-    until its receiver has a core, and beside others, now longer, now shorter: each arrives half as late again, but
-    holds links and ports no longer, so that a schedule loses whose time rests on every message being on time.
+    until its receiver has a core, now longer, now shorter: latencies are half as long again.
     """
     priced, share_fs = costs(topology, chunk_bytes), ceil_fs(topology.load_us * topology.ranks / 2)
-    first = priced.resources
-    held = zip(priced.holds, topology.links, strict=True)
+    first, held = priced.resources, zip(priced.holds, topology.links, strict=True)
+    occupancy_fs = tuple(fs + share_fs for fs in priced.occupancy_fs)
     return replace(
         priced,
-        alpha_fs=tuple(fs * 3 // 2 for fs in priced.alpha_fs),
-        chunk_fs=tuple(fs * 3 // 2 for fs in priced.chunk_fs),
-        occupancy_fs=tuple(fs + share_fs for fs in priced.occupancy_fs),
+        alpha_fs=tuple(max(a * 3 // 2, o) for a, o in zip(priced.alpha_fs, occupancy_fs, strict=True)),
+        occupancy_fs=occupancy_fs,
         holds=tuple((*holds, (first + link.src, 0), (first + link.dst, 0)) for holds, link in held),
         resources=first + topology.ranks,
     )

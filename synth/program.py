@@ -74,3 +74,8 @@ class Program:
     gpus: tuple[RankProgram, ...]
     reduce_op: str = "sum"
     root: int = 0
+
+
+def sent(program: Program) -> int:
+    """How many messages all ranks together send."""
+    return sum(step.kind in SENDS for gpu in program.gpus for tb in gpu.threadblocks for step in tb.steps)

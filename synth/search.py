@@ -22,7 +22,7 @@ from taccl.synth.check_algorithm import check_algorithm
 from taccl.synth.cluster.compose import compose, composes
 from taccl.synth.cluster.lengths import lengths
 from taccl.synth.collective import Collective, refined
-from taccl.synth.cost import Costs
+from taccl.synth.cost import Costs, judged_fs
 from taccl.synth.engines.greedy import Taste, funnelled, greedy, tastes
 from taccl.synth.forest.search import COLLECTIVES as FOREST_COLLECTIVES
 from taccl.synth.forest.search import Effort as ForestEffort
@@ -51,6 +51,8 @@ WORTHWHILE = 0.995
 # Where ranks share cores no time is known so well: of schedules this near to the best one, that of fewest messages is
 # taken.
 ALIKE = 1.01
+# There a schedule is taken as it is when late messages make it longer by no more.
+STEADY = 1.07
 # Without the relaxation CP-SAT counts so little deterministic time that a fraction is as long by the clock.
 QUICK_SHARE = 0.15
 # Deterministic seconds for a first schedule where the seeds break the sketch's rules.
@@ -98,6 +100,9 @@ class Search:
     best: Candidate | None = None
     best_of: dict[int, Candidate] = field(default_factory=dict)  # by partition
     of_engine: dict[tuple[int, str], Candidate] = field(default_factory=dict)  # by partition and engine
+    steadiest: dict[tuple[int, str], Candidate] = field(
+        default_factory=dict
+    )  # the same, where ranks share cores
     bounds: dict[int, int] = field(default_factory=dict)  # by partition: what a model proved at this chunking
     stated: dict[int, Problem] = field(default_factory=dict)  # by partition
     timed: int = 0  # transfers of all schedules that were offered
@@ -148,17 +153,19 @@ class Search:
             return None
         key = (p.collective.partition, candidate.engine)
         other, known = self.of_engine.get(key), self.best_of.get(p.collective.partition)
+        better = other is None or self.judged_fs(candidate) < self.judged_fs(other)
         quickest = known is None or candidate.time_fs < known.time_fs
-        if not quickest and other is not None and candidate.time_fs >= other.late_fs:
-            return candidate
-        candidate = self._tried(p, candidate)
-        better = other is None or candidate.late_fs < other.late_fs
         # Exchanges and shared messages can reduce a contribution twice when their times fall badly.
         matters = quickest or (better and self.topology.load_us > 0)
         if matters and check_algorithm(candidate.algorithm(self.topology, self.size_bytes), self.topology):
             return None
         if better:
             self.of_engine[key] = candidate
+        steadier = self.steadiest.get(key)
+        if self.topology.load_us and (steadier is None or candidate.time_fs < steadier.late_fs):
+            candidate = self._tried(p, candidate)
+            if steadier is None or candidate.late_fs < steadier.late_fs:
+                self.steadiest[key] = candidate
         if not quickest:
             return candidate
         self.best_of[p.collective.partition] = candidate
@@ -169,26 +176,39 @@ class Search:
 
     def _tried(self, p: Problem, candidate: Candidate) -> Candidate:
         """The candidate with its time when messages are late, in the order that it has."""
-        if not self.topology.load_us:
-            return replace(candidate, late_fs=candidate.time_fs)
         return replace(candidate, late_fs=late_fs(self.topology, p.collective, p.costs, candidate.messages))
 
+    def judged_fs(self, candidate: Candidate) -> int:
+        """What schedules are compared by."""
+        return judged_fs(self.topology, candidate.time_fs, len(candidate.messages))
+
     def chosen(self) -> Candidate | None:
-        """The best schedule: the quickest, or where ranks share cores one of fewer messages."""
-        best = self.best
-        if best is None or not self.topology.load_us:
-            return best
-        tried = (best, *self.of_engine.values())
-        most_fs = ALIKE * min(candidate.late_fs for candidate in tried)
+        """The best schedule: the quickest, or where ranks share cores one of fewer messages, and if the time of that
+        one grows too much when messages are late, the one that is best then."""
+        if self.best is None or not self.topology.load_us:
+            return self.best
+        usual = self._fewest([self.best, *self.of_engine.values()], self.judged_fs) or self.best
+        usual = self._tried(self.problem(usual.collective.partition), usual)
+        if usual.late_fs <= STEADY * usual.time_fs:
+            return usual
+        return self._fewest([usual, *self.steadiest.values()], lambda candidate: candidate.late_fs) or usual
+
+    def others(self, chosen: Candidate) -> list[Candidate]:
+        """What may be taken instead: not what was left because late messages make it longer."""
+        if not chosen.late_fs or chosen.late_fs <= STEADY * chosen.time_fs:
+            return list(self.of_engine.values())
+        return [c for c in self.steadiest.values() if c.late_fs <= ALIKE * chosen.late_fs]
+
+    def _fewest(self, among: list[Candidate], judged: Callable[[Candidate], int]) -> Candidate | None:
+        """Of those that are judged alike, and least, the one of fewest messages; None when none of them is right."""
+        most_fs = ALIKE * min(map(judged, among))
         for candidate in sorted(
-            (c for c in tried if c.late_fs <= most_fs),
-            key=lambda c: (len(c.messages), c.late_fs, c.time_fs, c.collective.partition, c.engine),
+            (c for c in among if judged(c) <= most_fs),
+            key=lambda c: (len(c.messages), judged(c), c.time_fs, c.collective.partition, c.engine),
         ):
-            if candidate is best:
-                break
             if not check_algorithm(candidate.algorithm(self.topology, self.size_bytes), self.topology):
                 return candidate
-        return best
+        return None
 
     def one_sum(self, partition: int) -> Candidate | None:
         """The best of a chunking that the models can start from: no rank holds several sums of a chunk."""

@@ -112,6 +112,7 @@ def _own_seeds(search: Search, request: Request, ladder: list[int], share: float
         best=None,
         best_of={},
         of_engine={},
+        steadiest={},
         bounds={},
         stated={},
         timed=0,

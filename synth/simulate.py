@@ -14,9 +14,7 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict, deque
-from collections.abc import Callable
 from dataclasses import dataclass
-from fractions import Fraction
 
 from taccl.errors import CheckFailed, UsageError
 from taccl.profiles.topology import Topology
@@ -91,17 +89,12 @@ def resource_name(topology: Topology, resource: int) -> str:
 
 
 def simulate(
-    program: Program,
-    topology: Topology,
-    size_bytes: int,
-    *,
-    collective: Collective | None = None,
-    prices: Callable[[Topology, Fraction], Costs] = costs,
+    program: Program, topology: Topology, size_bytes: int, *, collective: Collective | None = None
 ) -> Simulation:
     """Price one run of a program on a topology.
 
     size_bytes: nccl-tests size of the collective. collective: needed when the program's attributes do not
-    name one (alltoallv, custom). prices: of a topology and a chunk's bytes. O(m log m) for m messages.
+    name one (alltoallv, custom). O(m log m) for m messages.
     Raises CheckFailed for a program that cannot run (unmatched messages, deadlock), UsageError when the
     topology has other ranks or lacks a link that the program uses.
     """
@@ -125,7 +118,7 @@ def simulate(
     if stuck:
         raise CheckFailed(deadlock(graph, order, stuck).message)
     link_of = _links(graph, topology)
-    price = prices(topology, collective.chunk_bytes(size_bytes))
+    price = costs(topology, collective.chunk_bytes(size_bytes))
     run = _Run(graph, price, link_of)
     run.to_the_end()
     return _summary(collective, size_bytes, run)

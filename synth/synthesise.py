@@ -143,8 +143,8 @@ def synthesise_several(
         )
 
     rest = sorted(
-        (c for c in search.of_engine.values() if c.messages != best.messages),
-        key=lambda c: (c.late_fs, c.time_fs, c.collective.partition, c.engine),
+        (c for c in search.others(best) if c.messages != best.messages),
+        key=lambda c: (search.judged_fs(c), c.time_fs, c.collective.partition, c.engine),
     )
     right = (
         c
@@ -180,7 +180,9 @@ def _models(search: Search, request: Request, ladder: list[int]) -> None:
             if search.finished():
                 return
             search.pack(partition, 0.3 * budget / len(ladder))
-    ranked = sorted((k for k in search.best_of if k in ladder), key=lambda k: (search.best_of[k].late_fs, k))
+    ranked = sorted(
+        (k for k in search.best_of if k in ladder), key=lambda k: (search.judged_fs(search.best_of[k]), k)
+    )
     for partition in ranked[:2]:
         timed = [
             partial(search.trees, partition, 0.1 * budget, symmetric=True),

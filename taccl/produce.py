@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from taccl.sketches.restrictions import Restrictions
     from taccl.synth.algorithm import Algorithm
     from taccl.synth.collective import Groups
-    from taccl.synth.lower import LoweringResult
     from taccl.synth.program import Program
     from taccl.synth.request import Progress, Request
     from taccl.synth.symmetric.algorithm import SymmetricAlgorithm
@@ -220,10 +219,9 @@ def _lowered(order: Order, product: Product, others: Iterator[Algorithm]) -> Pro
     others: the next best schedules, the best first. One of them is taken when the best loses time in lowering, because
     a program cannot keep all of its order, and the other's program is quicker, what its messages add included.
     """
-    from taccl.synth.candidates import late_fs
     from taccl.synth.check_algorithm import check_algorithm
     from taccl.synth.collective import refined
-    from taccl.synth.cost import costs, us
+    from taccl.synth.cost import judged_fs, us
     from taccl.synth.fifo_slots import within_slots
     from taccl.synth.lower import claim, lower_exact
     from taccl.synth.program_collective import collective_of
@@ -235,23 +233,18 @@ def _lowered(order: Order, product: Product, others: Iterator[Algorithm]) -> Pro
     except Infeasible as limit:
         return replace(product, no_program=str(limit))
 
-    def tried(found: LoweringResult) -> int:
-        """As the search tried its schedules: late messages, where ranks share cores."""
-        made = found.schedule
-        if not product.topology.load_us:
-            return found.simulated_time_fs
-        priced = costs(product.topology, made.chunk_bytes)
-        return late_fs(product.topology, made.collective, priced, made.messages)
+    def judged(made: Algorithm, time_fs: int) -> int:
+        return judged_fs(product.topology, time_fs, len(made.messages))
 
     while lowered.simulated_time_fs > WORTHWHILE * algorithm.time_fs:
-        other, now_fs = next(others, None), tried(lowered)
-        if other is None or other.time_fs * WORTHWHILE >= now_fs:
+        other, now_fs = next(others, None), judged(algorithm, lowered.simulated_time_fs)
+        if other is None or judged(other, other.time_fs) * WORTHWHILE >= now_fs:
             break
         try:
             found = lower_exact(other, product.topology, instances=order.instances, protocol=order.protocol)
         except Infeasible:
             continue
-        if tried(found) * WORTHWHILE < now_fs:
+        if judged(other, found.simulated_time_fs) * WORTHWHILE < now_fs:
             algorithm, lowered = other, found
             product = replace(product, algorithm=algorithm)
     program = lowered.program

@@ -123,7 +123,7 @@ def sweep(
     for size in sizes:
         before = winners[-1] if winners else -1
         usable = [i for i in range(len(products)) if _may_run(products[i], size)]
-        winners.append(min(usable, key=lambda i: (_late_fs(products[i], size), i != before, i)))
+        winners.append(min(usable, key=lambda i: (_judged_fs(products[i], size), i != before, i)))
     members: list[Member] = []
     points: list[Point] = []
     low = sizes[0]
@@ -186,26 +186,27 @@ def _may_run(product: Product, size: int) -> bool:
     )
 
 
-def _time_fs(product: Product, size: int, late: bool = False) -> int:
-    """The simulator's; late: with late messages, where ranks share cores."""
-    from taccl.synth.cost import costs, late_costs
+def _time_fs(product: Product, size: int) -> int:
     from taccl.synth.simulate import simulate
 
     assert product.program is not None
-    whole, prices = product.explicit().collective, late_costs if late and product.topology.load_us else costs
-    return simulate(product.program, product.topology, size, collective=whole, prices=prices).time_fs
+    return simulate(product.program, product.topology, size, collective=product.explicit().collective).time_fs
 
 
-def _late_fs(product: Product, size: int) -> int:
+def _judged_fs(product: Product, size: int) -> int:
     """What programs are compared by."""
-    return _time_fs(product, size, late=True)
+    from taccl.synth.cost import judged_fs
+    from taccl.synth.program import sent
+
+    assert product.program is not None
+    return judged_fs(product.topology, _time_fs(product, size), sent(product.program))
 
 
 def _last(first: Product, second: Product, low: int, high: int) -> int:
     """The greatest size from `low` to below `high` at which the first program may run and is not slower."""
     while high - low > max(1, int(EXACT * low)):
         middle = (low + high) // 2
-        if _may_run(first, middle) and _late_fs(first, middle) <= _late_fs(second, middle):
+        if _may_run(first, middle) and _judged_fs(first, middle) <= _judged_fs(second, middle):
             low = middle
         else:
             high = middle

@@ -77,9 +77,9 @@ def test_a_message_that_is_still_under_way_when_its_uplink_is_free_holds_nobody_
 
 
 def test_messages_have_turns_that_last_much_longer_than_a_turn_takes_to_hand_over():
-    """At 10 ms a MB and a latency of 1 us: from 8 ms on."""
+    """At 10 ms a MB and a latency of 1 us: from 3.2 ms on."""
     pairs, nodes = [(0, 2), (1, 3)], [(0, 1), (2,), (3,)]
-    assert gates_of(nodes, pairs, chunk_bytes=810_000) and not gates_of(nodes, pairs, chunk_bytes=800_000)
+    assert gates_of(nodes, pairs, chunk_bytes=325_000) and not gates_of(nodes, pairs, chunk_bytes=320_000)
 
 
 def _waiting(*waits):
