@@ -193,11 +193,10 @@ class Search:
             return usual
         return self._fewest([usual, *self.steadiest.values()], lambda candidate: candidate.late_fs) or usual
 
-    def others(self, chosen: Candidate) -> list[Candidate]:
-        """What may be taken instead: not what was left because late messages make it longer."""
-        if not chosen.late_fs or chosen.late_fs <= STEADY * chosen.time_fs:
-            return list(self.of_engine.values())
-        return [c for c in self.steadiest.values() if c.late_fs <= ALIKE * chosen.late_fs]
+    def others(self) -> list[Candidate]:
+        """What may be taken instead, where a program cannot be what its schedule is: the best of each engine and
+        chunking, or where ranks share cores those that bear late messages best."""
+        return list((self.steadiest if self.topology.load_us else self.of_engine).values())
 
     def _fewest(self, among: list[Candidate], judged: Callable[[Candidate], int]) -> Candidate | None:
         """Of those that are judged alike, and least, the one of fewest messages; None when none of them is right."""

@@ -143,8 +143,8 @@ def synthesise_several(
         )
 
     rest = sorted(
-        (c for c in search.others(best) if c.messages != best.messages),
-        key=lambda c: (search.judged_fs(c), c.time_fs, c.collective.partition, c.engine),
+        (c for c in search.others() if c.messages != best.messages),
+        key=lambda c: (c.late_fs, search.judged_fs(c), c.time_fs, c.collective.partition, c.engine),
     )
     right = (
         c

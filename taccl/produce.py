@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from taccl.sketches.restrictions import Restrictions
     from taccl.synth.algorithm import Algorithm
     from taccl.synth.collective import Groups
+    from taccl.synth.lower import LoweringResult
     from taccl.synth.program import Program
     from taccl.synth.request import Progress, Request
     from taccl.synth.symmetric.algorithm import SymmetricAlgorithm
@@ -217,14 +218,17 @@ def _lowered(order: Order, product: Product, others: Iterator[Algorithm]) -> Pro
     """The product with its program, or with the reason why there is none.
 
     others: the next best schedules, the best first. One of them is taken when the best loses time in lowering, because
-    a program cannot keep all of its order, and the other's program is quicker, what its messages add included.
+    a program cannot keep all of its order, and the other's program is quicker, what its messages add included; or when
+    ranks share cores and the program takes much longer with late messages, and the other's takes less then.
     """
+    from taccl.synth.candidates import late_fs
     from taccl.synth.check_algorithm import check_algorithm
     from taccl.synth.collective import refined
-    from taccl.synth.cost import judged_fs, us
+    from taccl.synth.cost import costs, judged_fs, us
     from taccl.synth.fifo_slots import within_slots
     from taccl.synth.lower import claim, lower_exact
     from taccl.synth.program_collective import collective_of
+    from taccl.synth.search import STEADY
     from taccl.synth.verify import is_correct, is_limit, verify
 
     algorithm = product.explicit()
@@ -236,15 +240,23 @@ def _lowered(order: Order, product: Product, others: Iterator[Algorithm]) -> Pro
     def judged(made: Algorithm, time_fs: int) -> int:
         return judged_fs(product.topology, time_fs, len(made.messages))
 
-    while lowered.simulated_time_fs > WORTHWHILE * algorithm.time_fs:
+    def when_late(found: LoweringResult) -> int:
+        made = found.schedule
+        priced = costs(product.topology, made.chunk_bytes)
+        return late_fs(product.topology, made.collective, priced, made.messages)
+
+    # Lowering can take a schedule's slack.
+    shaky = product.topology.load_us > 0 and when_late(lowered) > STEADY * lowered.simulated_time_fs
+    while shaky or lowered.simulated_time_fs > WORTHWHILE * algorithm.time_fs:
         other, now_fs = next(others, None), judged(algorithm, lowered.simulated_time_fs)
-        if other is None or judged(other, other.time_fs) * WORTHWHILE >= now_fs:
+        if other is None or (not shaky and judged(other, other.time_fs) * WORTHWHILE >= now_fs):
             break
         try:
             found = lower_exact(other, product.topology, instances=order.instances, protocol=order.protocol)
         except Infeasible:
             continue
-        if judged(other, found.simulated_time_fs) * WORTHWHILE < now_fs:
+        better = judged(other, found.simulated_time_fs) * WORTHWHILE < now_fs
+        if when_late(found) < when_late(lowered) if shaky else better:
             algorithm, lowered = other, found
             product = replace(product, algorithm=algorithm)
     program = lowered.program
