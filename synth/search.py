@@ -53,6 +53,8 @@ WORTHWHILE = 0.995
 ALIKE = 1.01
 # There a schedule is taken as it is when late messages make it longer by no more.
 STEADY = 1.07
+# Otherwise one that bears them better is taken, of those whose time and load are no more than so much longer.
+NEAR = 1.1
 # Without the relaxation CP-SAT counts so little deterministic time that a fraction is as long by the clock.
 QUICK_SHARE = 0.15
 # Deterministic seconds for a first schedule where the seeds break the sketch's rules.
@@ -191,7 +193,8 @@ class Search:
         usual = self._tried(self.problem(usual.collective.partition), usual)
         if usual.late_fs <= STEADY * usual.time_fs:
             return usual
-        return self._fewest([usual, *self.steadiest.values()], lambda candidate: candidate.late_fs) or usual
+        near = [c for c in self.steadiest.values() if self.judged_fs(c) <= NEAR * self.judged_fs(usual)]
+        return self._fewest([usual, *near], lambda candidate: candidate.late_fs) or usual
 
     def others(self) -> list[Candidate]:
         """What may be taken instead, where a program cannot be what its schedule is: the best of each engine and

@@ -228,7 +228,7 @@ def _lowered(order: Order, product: Product, others: Iterator[Algorithm]) -> Pro
     from taccl.synth.fifo_slots import within_slots
     from taccl.synth.lower import claim, lower_exact
     from taccl.synth.program_collective import collective_of
-    from taccl.synth.search import STEADY
+    from taccl.synth.search import NEAR, STEADY
     from taccl.synth.verify import is_correct, is_limit, verify
 
     algorithm = product.explicit()
@@ -255,8 +255,9 @@ def _lowered(order: Order, product: Product, others: Iterator[Algorithm]) -> Pro
             found = lower_exact(other, product.topology, instances=order.instances, protocol=order.protocol)
         except Infeasible:
             continue
-        better = judged(other, found.simulated_time_fs) * WORTHWHILE < now_fs
-        if when_late(found) < when_late(lowered) if shaky else better:
+        other_fs = judged(other, found.simulated_time_fs)
+        steadier = other_fs <= NEAR * now_fs and when_late(found) < when_late(lowered)
+        if steadier if shaky else other_fs * WORTHWHILE < now_fs:
             algorithm, lowered = other, found
             product = replace(product, algorithm=algorithm)
     program = lowered.program
