@@ -33,7 +33,7 @@ class Candidate:
     transfers: tuple[Transfer, ...]  # as timed, in order of start
     messages: tuple[Message, ...]
     time_fs: int
-    late_fs: int = 0  # its time when messages are late, once `Search.accept` has seen it
+    late_fs: int = 0  # its time when messages are late, where ranks share cores and it was tried
 
     @property
     def crosses(self) -> bool:

@@ -102,9 +102,8 @@ class Search:
     best: Candidate | None = None
     best_of: dict[int, Candidate] = field(default_factory=dict)  # by partition
     of_engine: dict[tuple[int, str], Candidate] = field(default_factory=dict)  # by partition and engine
-    steadiest: dict[tuple[int, str], Candidate] = field(
-        default_factory=dict
-    )  # the same, where ranks share cores
+    # The same by their times with late messages, where ranks share cores.
+    steadiest: dict[tuple[int, str], Candidate] = field(default_factory=dict)
     bounds: dict[int, int] = field(default_factory=dict)  # by partition: what a model proved at this chunking
     stated: dict[int, Problem] = field(default_factory=dict)  # by partition
     timed: int = 0  # transfers of all schedules that were offered

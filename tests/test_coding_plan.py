@@ -300,11 +300,11 @@ def test_a_long_schedule_is_coded_when_routes_have_been_tried(monkeypatch: pytes
         return by_links(algorithm, *rest)  # type: ignore[arg-type]
 
     monkeypatch.setattr(search, "by_links", spied)
-    with_codec(request, uncoded, uncoded.time_fs, (LOSSY,), lambda: False)
+    with_codec(request, uncoded, uncoded.time_fs, (LOSSY,), lambda: False, 600.0)
     assert tried[0] == "at hand" and "routes" in tried
     monkeypatch.setattr(search, "LONG", 0)
     tried.clear()
-    with_codec(request, uncoded, uncoded.time_fs, (LOSSY,), lambda: False)
+    with_codec(request, uncoded, uncoded.time_fs, (LOSSY,), lambda: False, 600.0)
     assert tried[0] == "routes" and "at hand" in tried
     tried.clear()
     found = with_codec(request, uncoded, uncoded.time_fs, (LOSSY,), lambda: False, 0.0)

@@ -60,9 +60,8 @@ class MpiProber:
         self.hosts = [str(host) for host, _, _, _ in about]
         self.cores = [int(cores) for _, cores, _, _ in about]
         self.memory = sorted({str(name) for _, _, name, _ in about})
-        self.busy = [
-            float(busy) for _, _, _, busy in about
-        ]  # cores of each rank's host, before the measurement
+        # Cores of each rank's host that others keep busy, before the measurement.
+        self.busy = [float(busy) for _, _, _, busy in about]
 
     def _gather_texts(self, mine: str) -> list[str]:
         """Every rank's text, on every rank."""
