@@ -282,12 +282,12 @@ def _measure_mode(
 
     marks: list[tuple[int, float]] = []
 
-    def bind(one: Compiled, on: Layout, taken: Turns | None = None) -> Bound:
+    def bind(one: Compiled, on: Layout, known: Topology | None, taken: Turns | None = None) -> Bound:
         noted = marks if settings.calibrate and one is compiled else None
         chunk_bytes = on.chunk_elements * inside.bytes
         if cuda is None or devices is None:
             kind, pace = settings.transport, settings.pace
-            transport, own = host_transport(job, one, chunk_bytes, neighbours, kind, pace, taken)
+            transport, own = host_transport(job, one, chunk_bytes, neighbours, kind, pace, taken, known)
         else:
             transport, own = device_transport(job, one, chunk_bytes, settings, neighbours, cuda, devices)
         bound = job.together(
@@ -321,9 +321,9 @@ def _measure_mode(
     with np.errstate(all="ignore"):
         # The model's times are those of messages without a codec.
         taken = turned(compiled, shape, topology) if codec is None else None
-        bounds = [bind(compiled, shape, taken)]
+        bounds = [bind(compiled, shape, topology, taken)]
         if other is not None:
-            bounds.append(bind(*other[:2], turned(*other)))
+            bounds.append(bind(*other, turned(*other)))
         with job.waiting("it waits for the other ranks to make the groups' communicators"):
             reference = Reference(job.MPI, job.control, collective, shape, host, dtype, op, inplace)
         judged = judge(job, guarded, compiled, shape, dtype, inside, op, settings, codec, source)
@@ -337,7 +337,7 @@ def _measure_mode(
             job, bounds[0], host, cuda, judged.fill, judged.compare, settings.checks
         )
         if wrong is not None and op is not None and codec is not None and codec.lossless:
-            wrong += differs_uncoded(job, bounds[0], bind(plain, shape), host, cuda, judged.fill)
+            wrong += differs_uncoded(job, bounds[0], bind(plain, shape, topology), host, cuda, judged.fill)
         call = reference.call if settings.reference and cuda is None and beside_mpi else None
         if other is not None and settings.reference:
             call = functools.partial(job.run, bounds[1])

@@ -95,7 +95,7 @@ class BoundCollective:
             if known is not None and codec is None:
                 taken = agreed_turns(job, compiled, chunk_bytes, neighbours, known)
             self._transport, empty = host_transport(
-                job, compiled, chunk_bytes, neighbours, host_kind(neighbours), taken=taken
+                job, compiled, chunk_bytes, neighbours, host_kind(neighbours), taken=taken, topology=known
             )
         else:
             cuda = gpu.Cuda(gpu.load())

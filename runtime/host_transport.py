@@ -9,7 +9,7 @@ from typing import Any
 from taccl.profiles.topology import Topology
 from taccl.runtime.bind import Compiled
 from taccl.runtime.job import Job, Neighbours
-from taccl.runtime.paced import PLAIN_BYTES, PacedTransport, channels
+from taccl.runtime.paced import PLAIN_BYTES, PacedTransport, channels, segments_to
 from taccl.runtime.shm import SharedMemoryTransport
 from taccl.runtime.transport import Transport
 from taccl.runtime.transports import MpiTransport
@@ -46,19 +46,21 @@ def host_transport(
     kind: str,
     pace: bool = True,
     taken: Turns | None = None,
+    topology: Topology | None = None,
 ) -> tuple[Transport, Callable[[int, Any], Any] | None]:
     """The transport of a compiled program, and where the memory that it needs inside comes from (None: anywhere).
 
     kind: "shm", or "mpi" between all ranks. pace: between nodes messages go in confirmed segments. taken: turns that
-    they keep there, the same on all ranks.
+    they keep there, the same on all ranks. topology: the cluster, where it is known.
     """
     over_mpi = MpiTransport(job.MPI, job.data, chunk_bytes)
     between: Transport = over_mpi
     if pace and len(set(neighbours.nodes)) > 1:
         gates = {} if taken is None else taken.gates
+        more = {} if topology is None else segments_to(topology, job.rank)
         between = PacedTransport(
             job.MPI, over_mpi, job.receipts, neighbours.nodes, gates, job.notices,
-            channels(compiled.plans[job.rank]),
+            channels(compiled.plans[job.rank]), more,
         )  # fmt: skip
     if kind == "mpi":
         return between, None

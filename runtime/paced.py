@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import functools
 import heapq
+import math
 import os
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +26,7 @@ from typing import Any
 
 import numpy as np
 
+from taccl.profiles.topology import Topology
 from taccl.runtime import mpi
 from taccl.runtime.compile import Plan
 from taccl.runtime.gates import OWN, Gates, Progress
@@ -35,7 +37,8 @@ from taccl.runtime.turns import Gate, Key
 
 SEGMENT_BYTES = 64 << 10
 OPEN_MPI_SEGMENT_BYTES = 60 << 10  # and a header: less than 64 KB
-SEGMENTS = 8  # that are on their way to a peer; more than the bytes that a round trip takes on most networks
+SEGMENTS = 5  # that are on their way to a peer; more than the bytes that a round trip takes on most networks
+MOST_SEGMENTS = 64  # the same, over a link of which it is known that a round trip takes more
 PLAIN_BYTES = 8 << 10  # messages up to here need no pace: they go as they are
 
 
@@ -45,13 +48,29 @@ def channels(plan: Plan) -> dict[tuple[int, int], int]:
     return {(op.peer, op.tag): op.channel for op in plan.operations if op.kind == "send"}
 
 
+def segments_to(topology: Topology, rank: int) -> dict[int, int]:
+    """How many segments are on their way to a peer, of those to which a round trip takes more than SEGMENTS.
+
+    Twice what passes in a round trip, since both ranks act on what has come only when they get round to it.
+    """
+    found: dict[int, int] = {}
+    for link in topology.links:
+        if link.src != rank:
+            continue
+        beta = max([link.beta_us_per_mb, *(topology.ports[port].beta_us_per_mb for port in link.ports)])
+        passes = math.ceil(2 * 2 * link.alpha_us * 10**6 / (beta * SEGMENT_BYTES)) if beta else MOST_SEGMENTS
+        if passes > SEGMENTS:
+            found[link.dst] = min(MOST_SEGMENTS, max(passes, found.get(link.dst, 0)))
+    return found
+
+
 class PacedTransport(Plain):
     """`inner` within a node and for short messages; segments with confirmations to the other nodes.
 
     nodes: of each rank its node. receipts: a communicator for confirmations alone, whose tags are those of `inner`.
     turns: the gates of messages between nodes, the same on all ranks. notices: a communicator by which ranks tell each
-    other of it. on_channel: the `channels` of this rank's plan; None: each message has its own. Sends are made in the
-    order of the plan.
+    other of it. on_channel: the `channels` of this rank's plan; None: each message has its own. segments: `segments_to`
+    this rank's peers; SEGMENTS to the others. Sends are made in the order of the plan.
     """
 
     name = "mpi"
@@ -66,11 +85,13 @@ class PacedTransport(Plain):
         turns: Mapping[Key, Sequence[Gate]] | None = None,
         notices: Any = None,
         on_channel: Mapping[tuple[int, int], int] | None = None,
+        segments: Mapping[int, int] | None = None,
     ) -> None:
         self._mpi, self._inner, self._receipts, self._nodes = MPI, inner, receipts, nodes
         self._rank = receipts.Get_rank()
         self._here = nodes[self._rank]
         self._on_channel = on_channel
+        self._segments_to = segments or {}
         self._gates, self._notices = Gates(self._rank, turns or {}), notices
         self._gated: dict[Key, _Outgoing] = {}
         self._progress: list[Progress] = []
@@ -109,8 +130,8 @@ class PacedTransport(Plain):
             return self._inner.send(array, peer, tag, sized)
         key = (self._rank, peer, tag)
         segments = [self._inner.comm.Send_init(part, peer, tag) for part in self._segments(array, tag)]
-        receipts = [self._receipts.Recv_init(self._nothing(), peer, tag) for _ in segments[:SEGMENTS]]
-        to = self._peers.setdefault(peer, _Peer())
+        to = self._peers.setdefault(peer, _Peer(self._segments_to.get(peer, SEGMENTS)))
+        receipts = [self._receipts.Recv_init(self._nothing(), peer, tag) for _ in segments[: to.segments]]
         shorter = _Shorter(self._inner, array, peer, tag, self.segment_bytes) if sized else None
         notices = [
             self._notices.Recv_init(self._nothing(), teller, self._word(word))
@@ -224,16 +245,17 @@ class PacedTransport(Plain):
 
 
 class _Peer:
-    """What goes to one rank: messages in the order of the program, SEGMENTS at a time.
+    """What goes to one rank: messages in the order of the program, so many segments at a time.
 
     On each channel the first message that has begun and not arrived has a segment on its way, whatever else is: what
     another receive waits for may come with it. Its own receive waits for nothing behind it on its channel, for a plan
     has been found to run to the end where each message follows the arrival of the one before (`runtime/compile.py`).
     """
 
-    __slots__ = ("_begun", "_flying", "_made", "_work")
+    __slots__ = ("_begun", "_flying", "_made", "_work", "segments")
 
-    def __init__(self) -> None:
+    def __init__(self, segments: int) -> None:
+        self.segments = segments
         # Heaps of messages with their places in the program: with segments to hand over, and, of each channel, what
         # has begun.
         self._work: list[tuple[int, _Outgoing]] = []
@@ -258,7 +280,7 @@ class _Peer:
         self._go_on(message)
 
     def _go_on(self, message: _Outgoing) -> None:
-        while self._work and self._flying < SEGMENTS:
+        while self._work and self._flying < self.segments:
             self._hand_over(self._work[0][1])
         begun = self._begun[message.channel]
         while begun and begun[0][1].arrived:

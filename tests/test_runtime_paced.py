@@ -1,10 +1,12 @@
 """Messages between nodes in confirmed segments, on an MPI whose requests finish when the test says."""
 
+from fractions import Fraction
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from taccl.profiles.topology import Link, Port, Topology
 from taccl.runtime import paced
 from taccl.runtime.transport import write_head
 from taccl.runtime.turns import Gate
@@ -86,14 +88,14 @@ def mpich(monkeypatch):
     monkeypatch.setattr(paced.mpi, "library", lambda MPI: SimpleNamespace(name="MPICH"))
 
 
-def transport(data, receipts, turns=None, notices=None, on_channel=None):
+def transport(data, receipts, turns=None, notices=None, on_channel=None, segments=None):
     """That of rank 0; rank 1 is another node."""
     requests = SimpleNamespace(Testsome=seen, Testall=all_seen)
     inner = SimpleNamespace(
         comm=data, data=lambda array, tag: [array, array.nbytes, "byte"], begin=lambda: ""
     )
     MPI = SimpleNamespace(BYTE="byte", Request=requests)
-    return paced.PacedTransport(MPI, inner, receipts, (0, 1), turns, notices, on_channel)
+    return paced.PacedTransport(MPI, inner, receipts, (0, 1), turns, notices, on_channel, segments)
 
 
 def test_the_next_run_begins_when_requests_of_both_kinds_are_finished():
@@ -117,9 +119,7 @@ def test_the_next_run_begins_when_requests_of_both_kinds_are_finished():
         assert [request.starts for request in data.sends] == [run + 1] * 64 + [0, 0]
 
 
-@pytest.mark.parametrize(
-    "order", [(0, 1, 2, 3, 4, 5, 6, 7), (1, 0, 3, 2, 5, 4, 7, 6), (7, 6, 5, 4, 3, 2, 1, 0)]
-)
+@pytest.mark.parametrize("order", [(0, 1, 2, 3, 4), (1, 0, 3, 2, 4), (4, 3, 2, 1, 0)])
 def test_receipts_may_be_seen_in_any_order(order):
     """One that arrives while MPI looks at all of them is seen after the next one."""
     data, receipts = Comm(), Comm()
@@ -238,3 +238,37 @@ def test_a_message_that_others_wait_for_is_followed_until_they_are_told():
         assert port.poll([message.token]) == [0] and [word.starts for word in notices.sends] == [run]
         for request in notices.sends:
             request.arrived = True
+
+
+@pytest.mark.parametrize(
+    ("alpha_us", "of_link", "of_port", "wanted"),
+    [
+        (1000, 40_000, 40_000, {}),  # 200 Mbit/s: 50 KB in a round trip
+        (1000, 8_000, 8_000, {1: 8}),  # 1 Gbit/s: 250 KB, twice, in segments of 65536 bytes
+        (1000, 100, 8_000, {1: 8}),  # as the port has it
+        (1000, 0, 8_000, {1: 8}),
+        (5000, 40_000, 8_000, {1: 8}),
+        (100_000, 800, 800, {1: paced.MOST_SEGMENTS}),
+        (0, 8_000, 8_000, {}),
+    ],
+)
+def test_more_segments_are_on_their_way_where_a_round_trip_takes_more(alpha_us, of_link, of_port, wanted):
+    link = Link(0, 1, Fraction(alpha_us), Fraction(of_link), Fraction(0), (0,))
+    back = Link(1, 0, Fraction(10**6), Fraction(1), Fraction(0))
+    topology = Topology("two", ((0,), (1,)), (link, back), (Port("out", Fraction(of_port)),))
+    assert paced.segments_to(topology, 0) == wanted
+    data, receipts = Comm(), Comm()
+    port = transport(data, receipts, segments=wanted)
+    port.send(np.zeros(100 * paced.SEGMENT_BYTES, np.uint8), 1, 0).start()
+    most = wanted.get(1, paced.SEGMENTS)
+    assert sum(request.starts for request in data.sends) == most
+    for request in receipts.receives[:3]:
+        request.arrived = True
+    port.poll([])
+    assert sum(request.starts for request in data.sends) == most + 3
+
+
+def test_a_link_without_beta_has_the_most_segments_on_their_way():
+    link = Link(0, 1, Fraction(1), Fraction(0), Fraction(0))
+    topology = Topology("two", ((0,), (1,)), (link,))
+    assert paced.segments_to(topology, 0) == {1: paced.MOST_SEGMENTS}
