@@ -9,7 +9,7 @@ from typing import Any
 from taccl.profiles.topology import Topology
 from taccl.runtime.bind import Compiled
 from taccl.runtime.job import Job, Neighbours
-from taccl.runtime.paced import PLAIN_BYTES, PacedTransport, channels, segments_to
+from taccl.runtime.paced import PacedTransport, channels, segments_to
 from taccl.runtime.shm import SharedMemoryTransport
 from taccl.runtime.transport import Transport
 from taccl.runtime.transports import MpiTransport
@@ -31,7 +31,7 @@ def agreed_turns(
         "the making of turns",
         lambda: turns(
             compiled.program, compiled.collective, compiled.order, compiled.plans, topology,
-            neighbours.nodes, chunk_bytes, PLAIN_BYTES,
+            neighbours.nodes, chunk_bytes,
         ),
     )  # fmt: skip
     job.agree_on(hashlib.sha256(repr(sorted(found.gates.items())).encode()).digest(), "cluster (--profile)")

@@ -9,8 +9,9 @@ A gate is seen by the sender of the earlier message, from confirmations, or by i
 later one.
 
 Order is kept, times are not: a link that is slower than its profile makes all that follows later, and nothing jumps a
-queue. Several short messages of a window are on their way together, so that no link waits for an answer. To hand a turn
-over takes a round trip and a look of each of two ranks, so only messages that take many times as long have turns.
+queue. Messages that fit into the window have no turns: several of them are on their way together, so that no link waits
+for an answer. To hand a turn over takes a round trip and a look of each of two ranks, so only messages that take many
+times as long have turns.
 """
 
 from __future__ import annotations
@@ -64,15 +65,13 @@ def turns(
     topology: Topology,
     nodes: Sequence[int],
     chunk_bytes: int,
-    least_bytes: int,
 ) -> Turns:
     """The gates of the messages between nodes, of all ranks; every rank finds the same.
 
-    plans: of all ranks. nodes: of each rank its node. chunk_bytes: of a chunk as it is sent. least_bytes: messages up
-    to there are not paced and go when they are ready, as do those that are short beside the handing over of a turn.
-    None, and why, where there are more than MOST_MESSAGES, where the model cannot run the program (it breaks a rule of
-    the loaders that nothing here needs), and where the job could hang with gates, however some are changed. Raises
-    UsageError where the topology has other ranks, or lacks a link of the program.
+    plans: of all ranks. nodes: of each rank its node. chunk_bytes: of a chunk as it is sent. None, and why, where
+    there are more than MOST_MESSAGES, where the model cannot run the program (it breaks a rule of the loaders that
+    nothing here needs), and where the job could hang with gates, however some are changed. Raises UsageError where
+    the topology has other ranks, or lacks a link of the program.
     """
     if len(plans) < program.ranks or len(order.send_tag) > MOST_MESSAGES:
         return Turns({}, f"the program has more than {MOST_MESSAGES} messages")
@@ -89,7 +88,7 @@ def turns(
         for activity in simulated.activities
         if activity.kind == "message"
         and nodes[activity.rank] != nodes[activity.dst]
-        and activity.count * chunk_bytes > least_bytes
+        and activity.count * chunk_bytes > WINDOW_BYTES
         and _is_long(activity, price.alpha_fs[activity.link])
     ]
     keys = [(a.rank, a.dst, order.send_tag[a.rank, index[a.rank, a.threadblock], a.step]) for a in messages]
@@ -163,17 +162,12 @@ def _held_up_by(
     chunk_bytes: int,
     alpha_fs: Sequence[int],
 ) -> tuple[int, float] | None:
-    """The earlier message of a link that this one waits for, and how much of it: all that went there before, but for
-    the last WINDOW_BYTES."""
-    window = WINDOW_BYTES
+    """The earlier message of a link that this one waits for, and how much of it: all but the last WINDOW_BYTES."""
     for number in before:
         earlier = messages[number]
-        if earlier.end_fs - alpha_fs[earlier.link] > message.start_fs:
-            continue
-        nbytes = earlier.count * chunk_bytes
-        if nbytes > window:
-            return number, (nbytes - window) / nbytes
-        window -= nbytes
+        if earlier.end_fs - alpha_fs[earlier.link] <= message.start_fs:
+            nbytes = earlier.count * chunk_bytes
+            return number, (nbytes - WINDOW_BYTES) / nbytes
     return None
 
 

@@ -44,9 +44,7 @@ def one(job, program, elements, dtype, op, how, inplace=False):
         inner = transports.MpiTransport(job.MPI, job.data, chunk_bytes)
         found = {}
         if how == "turns":
-            found = turns.turns(
-                program, collective, order, compiled.plans, CLUSTER, NODES, chunk_bytes, paced.PLAIN_BYTES
-            ).gates
+            found = turns.turns(program, collective, order, compiled.plans, CLUSTER, NODES, chunk_bytes).gates
             GATES.update(gate.seen_by != key[0] for key, gates in found.items() for gate in gates)
         on_channel = paced.channels(compiled.plans[job.rank])
         transport = paced.PacedTransport(job.MPI, inner, job.receipts, NODES, found, job.notices, on_channel)

@@ -16,7 +16,6 @@ from taccl.synth.collective import build
 
 MB = 2**20
 ALPHA_US = Fraction(1)
-LEAST_BYTES = 8192
 
 
 def cluster(nodes, slow=()):
@@ -56,7 +55,7 @@ def turns_of(nodes, pairs, slow=(), chunks=1, chunk_bytes=MB, channel=0):
     order = trace(program)
     node_of = topology.node_of()
     plans = dict(enumerate(compile_ranks(program, order, {}, range(ranks), node_of)))
-    return turns(program, collective, order, plans, topology, node_of, chunk_bytes, LEAST_BYTES)
+    return turns(program, collective, order, plans, topology, node_of, chunk_bytes)
 
 
 REST = (MB - WINDOW_BYTES) / MB
@@ -109,14 +108,12 @@ def test_ranks_of_one_node_have_no_turns():
     assert gates_of([(0, 1, 2, 3)], [(0, 2), (1, 3)]) == {}
 
 
-def test_short_messages_go_together_as_far_as_the_window_reaches(monkeypatch):
-    length = 40_000
+def test_messages_that_fit_into_the_window_go_together(monkeypatch):
     monkeypatch.setattr(turns_module, "WORTH_HANDOVERS", 0)
-    found = gates_of([(0,), (1,)], [(0, 1)], chunks=6, chunk_bytes=length)
-    # Three of them lie in the window; the fourth before is waited for, but for what the window has left.
-    part = (length - (WINDOW_BYTES - 3 * length)) / length
-    assert found == {(0, 1, tag): (Gate(0, (0, 1, tag - 4), part),) for tag in (4, 5)}
-    assert gates_of([(0,), (1,)], [(0, 1)], chunks=6, chunk_bytes=LEAST_BYTES) == {}
+    assert gates_of([(0,), (1,)], [(0, 1)], chunks=3, chunk_bytes=WINDOW_BYTES) == {}
+    length = WINDOW_BYTES + 1
+    found = gates_of([(0,), (1,)], [(0, 1)], chunks=3, chunk_bytes=length)
+    assert found == {(0, 1, tag): (Gate(0, (0, 1, tag - 1), 1 / length),) for tag in (1, 2)}
 
 
 def test_a_program_needs_the_links_of_its_cluster():
@@ -127,7 +124,7 @@ def test_a_program_needs_the_links_of_its_cluster():
         lonely = Topology("lonely", ((0,), (1,)), (Link(1, 0, ALPHA_US, Fraction(1), Fraction(0)),))
         order = trace(program)
         plans = dict(enumerate(compile_ranks(program, order, {}, range(2), (0, 1))))
-        turns(program, build("sendrecv", 2, 1, pairs=[(0, 1)]), order, plans, lonely, (0, 1), MB, LEAST_BYTES)
+        turns(program, build("sendrecv", 2, 1, pairs=[(0, 1)]), order, plans, lonely, (0, 1), MB)
 
 
 def test_a_program_of_too_many_messages_has_none_and_says_so(monkeypatch):
