@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from taccl.profiles.topology import Topology
 from taccl.sketches.restrictions import Restrictions
@@ -93,6 +93,11 @@ def best_timing(
     if best is None:
         return None
     return Candidate(engine, collective, tuple(transfers), best[1], best[0])
+
+
+def one_chunk_each(transfers: Sequence[Transfer]) -> list[Transfer]:
+    """The same without company in messages."""
+    return [replace(t, chunks=(c,), after=None) for t in transfers for c in t.chunks]
 
 
 def _gains(costs: Costs, link: int) -> bool:

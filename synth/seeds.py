@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
+from taccl.synth import seed_stages
 from taccl.synth.bounds.large import EXPLICIT_RANKS
 from taccl.synth.candidates import Candidate
 from taccl.synth.cost import Costs, costs
@@ -16,7 +17,8 @@ from taccl.synth.engines.rooted import rooted_allreduce
 from taccl.synth.problem import Problem
 from taccl.synth.request import Request, alpha_dominates, builder, generators, pairs_of_request
 from taccl.synth.schedule import as_transfers
-from taccl.synth.search import MOST_MESSAGES, Search
+from taccl.synth.search import Search
+from taccl.synth.seed_stages import MOST_MESSAGES
 from taccl.synth.side_by_side import side_by_side
 from taccl.synth.symmetric.search import COLLECTIVES
 
@@ -51,7 +53,7 @@ def seeds(search: Search, request: Request, ladder: list[int]) -> None:
 def _forest(search: Search, request: Request, ladder: list[int]) -> None:
     if len(ladder) > 1 - search.fixed_partition:
         fixed = ladder[0] if search.fixed_partition else None
-        search.forest(request.collective, request.root, pairs_of_request(request), fixed)
+        seed_stages.forest(search, request.collective, request.root, pairs_of_request(request), fixed)
 
 
 def _seeds(search: Search, request: Request, ladder: list[int], forest: bool = True) -> None:
@@ -72,8 +74,8 @@ def _seeds(search: Search, request: Request, ladder: list[int], forest: bool = T
             break
         p = search.problem(partition)
         if request.collective in COLLECTIVES:
-            search.quotient(request.collective, p, request.root, pairs_of_request(request))
-        search.greedy(p, 8)
+            seed_stages.quotient(search, request.collective, p, request.root, pairs_of_request(request))
+        seed_stages.greedy_trees(search, p, 8)
         if request.collective == "allreduce" and partition == ladder[0] and not request.groups:
             for transfers in rooted_allreduce(
                 request.topology, p.collective, request.size_bytes, request.restrictions, 2, request.seed
@@ -86,7 +88,7 @@ def _seeds(search: Search, request: Request, ladder: list[int], forest: bool = T
     ranked = sorted(search.best_of.values(), key=lambda c: (c.time_fs, c.collective.partition))
     for candidate in ranked[:3]:
         if not search.finished():
-            search.pipeline(candidate, candidate.engine)
+            seed_stages.cut_finer(search, candidate, candidate.engine)
 
 
 def _for_size(request: Request, search: Search) -> list[str]:
@@ -126,13 +128,15 @@ def _composed(search: Search, request: Request, ladder: list[int]) -> None:
     wanted = request.engine in ("auto", "cp-sat") and not request.groups
     for partition in ladder if wanted and request.topology.ranks >= LEAST_COMPOSED else ():
         if search.best is None or not search.finished():
-            search.composed(request.collective, search.problem(partition), pairs_of_request(request))
+            seed_stages.composed(
+                search, request.collective, search.problem(partition), pairs_of_request(request)
+            )
     if (
         wanted
         and LEAST_LENGTHS <= request.topology.ranks <= EXPLICIT_RANKS
         and not (search.best and search.finished())
     ):
-        search.lengths(request.collective, ladder[0] if search.fixed_partition else None)
+        seed_stages.chosen_lengths(search, request.collective, ladder[0] if search.fixed_partition else None)
 
 
 def _baselines(search: Search, request: Request, names: list[str], ladder: list[int]) -> None:
@@ -160,7 +164,7 @@ def _baselines(search: Search, request: Request, names: list[str], ladder: list[
     # The finer the cut, the nearer a time comes to how long chunks alone hold the fullest resource.
     for candidate in sorted(few, key=lambda c: (search.fullest(c), _quickest(c))):
         if not (search.seeds_spent(BASELINES_SHARE) or search.finished()):
-            search.pipeline(candidate, candidate.engine)
+            seed_stages.cut_finer(search, candidate, candidate.engine)
 
 
 def _quickest(candidate: Candidate) -> tuple[int, int]:

@@ -18,7 +18,8 @@ from taccl.synth.collective import Collective
 from taccl.synth.engines.groups import among_all, inside, merged
 from taccl.synth.problem import link_images
 from taccl.synth.schedule import Transfer, as_transfers
-from taccl.synth.search import MOST_MESSAGES, Search
+from taccl.synth.search import Search
+from taccl.synth.seed_stages import MOST_MESSAGES
 
 if TYPE_CHECKING:
     from taccl.synth.request import Request

@@ -14,6 +14,7 @@ from functools import partial
 from itertools import chain, islice
 
 from taccl.errors import CheckFailed, Infeasible, Interrupted, NoSolutionInTime
+from taccl.synth import model_stages
 from taccl.synth.algorithm import Algorithm, Certificate
 from taccl.synth.bounds import granular_bound, lower_bound
 from taccl.synth.candidates import Candidate
@@ -34,6 +35,7 @@ from taccl.synth.request import (
     provenance,
 )
 from taccl.synth.search import Search
+from taccl.synth.seed_stages import cut_finer
 from taccl.synth.seeds import seeds
 
 # One deterministic second of CP-SAT takes several wall-clock seconds on two slow cores; staying below the
@@ -106,7 +108,7 @@ def synthesise_several(
     seeds(search, request, ladder)
     if request.engine in ("auto", "cp-sat"):
         if search.best is None and not search.should_stop():
-            search.rescue(ladder[0])
+            model_stages.rescue(search, ladder[0])
         _models(search, request, ladder)
     best = search.chosen()
     if best is None:
@@ -179,23 +181,27 @@ def _models(search: Search, request: Request, ladder: list[int]) -> None:
         for partition in ladder:
             if search.finished():
                 return
-            search.pack(partition, 0.3 * budget / len(ladder))
+            model_stages.pack(search, partition, 0.3 * budget / len(ladder))
     ranked = sorted(
         (k for k in search.best_of if k in ladder), key=lambda k: (search.judged_fs(search.best_of[k]), k)
     )
     for partition in ranked[:2]:
         timed = [
-            partial(search.trees, partition, 0.1 * budget, symmetric=True),
-            partial(search.trees, partition, 0.2 * budget, symmetric=False),
+            partial(model_stages.timed_trees, search, partition, 0.1 * budget, symmetric=True),
+            partial(model_stages.timed_trees, search, partition, 0.2 * budget, symmetric=False),
         ]
-        batched = [partial(search.messages, partition, 0.15 * budget)] if request.batching else []
-        local = partial(search.improve, partition, round(request.time_limit_s * HOPS_PER_WALL))
+        batched = (
+            [partial(model_stages.batched_messages, search, partition, 0.15 * budget)]
+            if request.batching
+            else []
+        )
+        local = partial(model_stages.improve, search, partition, round(request.time_limit_s * HOPS_PER_WALL))
         for stage in (*batched, local, *timed) if short else (timed[0], local, timed[1], *batched):
             if search.finished():
                 return
             stage()
     if search.best and not search.finished():
-        search.pipeline(search.best, search.best.engine)
+        cut_finer(search, search.best, search.best.engine)
 
 
 def _certificate(
