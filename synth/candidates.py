@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from taccl.profiles.topology import Topology
@@ -61,8 +61,11 @@ def best_timing(
     costs: Costs,
     transfers: Sequence[Transfer],
     batching: bool = True,
+    on_timed: Callable[[int], None] = lambda transfers: None,
 ) -> Candidate | None:
     """The quickest of the schedulers' results; None when the order of the list cannot be executed.
+
+    on_timed hears of the number of transfers that each scheduler times.
 
     The non-delay schedule is preferred among equals: it is what a program's threadblocks do by themselves. Without
     batching, chunks that are listed in messages of their own stay there.
@@ -81,6 +84,7 @@ def best_timing(
         return None
     best: tuple[int, tuple[Message, ...]] | None = None
     for scheduler, listed in attempts:
+        on_timed(len(listed))
         try:
             messages = scheduler(topology, collective, costs, listed)
         except Unordered:

@@ -12,6 +12,7 @@ from taccl.profiles.topology import reverse
 from taccl.synth.annealing.search import anneal
 from taccl.synth.candidates import best_timing, one_chunk_each
 from taccl.synth.collective import Collective
+from taccl.synth.counted import CLOCKED_S, GREEDY_S, LOAD_HOP_S, SLOT_S, SOLVED_S, STATED_S, TREE_HOP_S
 from taccl.synth.engines.greedy import Taste, greedy
 from taccl.synth.models.messages import solve_messages
 from taccl.synth.models.orbits import close, free_group, identity
@@ -40,10 +41,16 @@ def _strategies(search: Search, deterministic_s: float, relax_only: bool = False
     Ordering models do best without the linear relaxation; packing by load does best with it.
     """
     wall_s = max(0.5, search.left_s())
-    relaxed = Strategy(deterministic_s, wall_s, search.seed)
+
+    def spend(share: float) -> None:
+        search.spend(
+            SOLVED_S * deterministic_s * share
+        )  # with the relaxation or without, by the clock it is as long
+
+    relaxed = Strategy(deterministic_s, wall_s, search.seed, spend=spend)
     if relax_only:
         return [relaxed]
-    quick = Strategy(deterministic_s * QUICK_SHARE, wall_s, search.seed, relax=False)
+    quick = Strategy(deterministic_s * QUICK_SHARE, wall_s, search.seed, relax=False, spend=spend)
     return [quick, relaxed] if search.workers > 1 else [quick]
 
 
@@ -52,6 +59,7 @@ def pack(search: Search, partition: int, deterministic_s: float) -> None:
     p = search.problem(partition)
     if _hops(p) > MOST_TREE_HOPS:
         return
+    search.spend(LOAD_HOP_S * _hops(p))
     known = search.one_sum(partition)
     hint = known.transfers if known else ()
     packed = pack_trees(p, _strategies(search, deterministic_s, relax_only=True), hint, search.should_stop)
@@ -82,6 +90,7 @@ def timed_trees(search: Search, partition: int, deterministic_s: float, symmetri
     single = best_timing("cp-sat", search.topology, p.collective, p.costs, one_chunk_each(known.transfers))
     if single is None:
         return
+    search.spend(TREE_HOP_S * _hops(p))
     found = solve_trees(
         p,
         single.time_fs,
@@ -110,6 +119,7 @@ def batched_messages(search: Search, partition: int, deterministic_s: float) -> 
         own = [t for t in known.transfers if t.op == ops and t.plain]
         if not own:
             # The best schedule is no set of trees (an exchange); greedy trees are the start then.
+            search.spend(GREEDY_S * p.hops)
             own = [t for t in greedy(p, Taste(1.0, True, 0)) or () if t.op == ops]
         # A collect layer is solved as a spread on the turned links, so its hint runs backwards.
         hint = [replace(t, op="copy") for t in (reversed(own) if ops == "reduce" else own)]
@@ -121,6 +131,7 @@ def batched_messages(search: Search, partition: int, deterministic_s: float) -> 
         for slots in (2, 3, 4, 6):
             if _hops(single) * slots > MOST_SLOT_VARIABLES or search.finished():
                 break
+            search.spend(SLOT_S * _hops(single) * slots)
             strategies = _strategies(search, deterministic_s / (4 * len(p.layers)))
             found = solve_messages(
                 single,
@@ -151,6 +162,7 @@ def improve(search: Search, partition: int, work: int) -> None:
     if wide.extra_hops is None:
         wide = replace(wide, extra_hops=DETOUR)
     stated = problem(search.topology, search.build(partition), search.size_bytes, wide)
+    search.spend(STATED_S * stated.hops)
     p = with_symmetry(stated, search.generators)[0]
     group = (close([identity(p), *p.symmetries], 256) or []) if p.symmetries else []
     starts = sorted(
@@ -162,6 +174,7 @@ def improve(search: Search, partition: int, work: int) -> None:
         known = start or search.best_of[partition]
         if search.finished():
             return
+        search.spend(CLOCKED_S * share)
         found = anneal(
             p, known.messages, images, share, search.seed, search.batching, lambda _: search.finished()
         )
@@ -176,7 +189,7 @@ def _improved(search: Search, partition: int) -> Callable[[int, int], None]:
 def _hops(p: Problem) -> int:
     """(chunk, link) pairs up to symmetry: what a model's size grows with."""
     order = len(free_group(p)) if p.symmetries else 1
-    return sum(len(usable) for layer in p.layers for usable in layer.usable) // order
+    return p.hops // order
 
 
 def _may_batch(p: Problem) -> bool:

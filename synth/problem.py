@@ -52,6 +52,11 @@ class Problem:
     rules: tuple[Rule, ...] = ()  # "cap", "own-first", "uc-min", "uc-max"
     symmetries: tuple[Symmetry, ...] = ()  # generators
 
+    @property
+    def hops(self) -> int:
+        """(chunk, link) pairs of all layers."""
+        return sum(len(usable) for layer in self.layers for usable in layer.usable)
+
 
 def problem(
     topology: Topology, collective: Collective, size_bytes: int, restrictions: Restrictions

@@ -82,8 +82,8 @@ def time_by_priority(
 ) -> tuple[Message, ...]:
     """Non-delay schedule: whenever a transfer can start, the ready one of smallest priority does.
 
-    priority: one number a transfer, default its place in the list. Serial over events, O(m log m) for m
-    transfers when few compete for a resource.
+    priority: one number a transfer, default its place in the list. Serial over events, O(m log m) for m transfers that
+    cross few ports each.
     """
     order = list(range(len(transfers))) if priority is None else list(priority)
     return _event_loop(topology, collective, costs, transfers, order, keep_order=False)
@@ -229,28 +229,39 @@ def _event_loop(
     # Events in the order of one instant: 0 arrival, 1 data usable, 2 resource free, 3 turn of the next. What
     # arrives at one instant is reduced in the order (start, link), as in completion_fs.
     events: list[tuple[int, int, tuple[int, int], int]] = []
-    ready: list[tuple[int, int]] = []
+    # (priority, transfer, resource it has waited for or -1)
+    ready: list[tuple[int, int, int]] = []
 
     def make_ready(index: int) -> None:
-        heapq.heappush(ready, (priority[index], index))
+        heapq.heappush(ready, (priority[index], index, -1))
         if transfers[index].link in batch:
             on_link.setdefault((transfers[index].link, transfers[index].op), []).append(index)
 
     for index, count in enumerate(waiting):
         if not count:
             make_ready(index)
-    blocked: dict[int, list[tuple[int, int]]] = {}  # resource -> ready transfers that wait for it
-    now = 0
+    blocked: dict[int, list[tuple[int, int]]] = {}  # resource -> heap of ready transfers that wait for it
+
+    def call(resource: int) -> None:
+        """Of those that wait for a resource, the first may try; the others follow if it leaves the resource free."""
+        if blocked.get(resource):
+            heapq.heappush(ready, (*heapq.heappop(blocked[resource]), resource))
+
+    now, called = 0, -1
     while True:
-        while ready:
-            entry = heapq.heappop(ready)
-            index = entry[1]
+        while ready or called >= 0:
+            if called >= 0 and free[called] <= now:
+                call(called)
+            called = -1
+            if not ready:
+                break
+            _, index, called = heapq.heappop(ready)
             if started[index]:
                 continue
             transfer = transfers[index]
             busy = next((r for r, _ in costs.holds[transfer.link] if free[r] > now), None)
             if busy is not None:
-                blocked.setdefault(busy, []).append(entry)
+                heapq.heappush(blocked.setdefault(busy, []), (priority[index], index))
                 continue
             link = topology.links[transfer.link]
             together = [index]
@@ -293,8 +304,7 @@ def _event_loop(
             elif kind == 1:
                 released = [follower for i in carried[payload] for follower in followers[i]]
             elif kind == 2:
-                for entry in blocked.pop(payload, ()):
-                    heapq.heappush(ready, entry)
+                call(payload)
             else:
                 released = [payload]
             for follower in released:

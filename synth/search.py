@@ -1,7 +1,7 @@
-"""The search behind one request: what was tried, the best so far, and how much time is left.
+"""The search behind one request: what was tried, the best so far, and how much work is left.
 
 Stages share this state: `Search.offer` times a list of transfers, keeps it when it is the best and obeys the
-sketch; `Search.left_s` says how much of the limit remains. Limits handed to CP-SAT are deterministic.
+sketch; `Search.spend` adds what a stage did, and `Search.finished` says when that is all that the limit allows.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from taccl.synth.candidates import Candidate, best_timing, complete, late_fs, ob
 from taccl.synth.check_algorithm import check_algorithm
 from taccl.synth.collective import Collective
 from taccl.synth.cost import Costs, judged_fs
+from taccl.synth.counted import CHECKED_S, LATE_S, SEEDS_SHARE, SHARE, STATED_S, TIMED_LINK_S, TIMED_S
 from taccl.synth.problem import Problem, problem, with_symmetry
 from taccl.synth.schedule import Transfer
 
@@ -61,18 +62,29 @@ class Search:
     bounds: dict[int, int] = field(default_factory=dict)  # by partition: what a model proved at this chunking
     stated: dict[int, Problem] = field(default_factory=dict)  # by partition
     timed: int = 0  # transfers of all schedules that were offered
+    worked_s: float = 0.0  # counted work of all stages, by the estimates of `counted`
 
     def left_s(self) -> float:
         """Wall-clock seconds until the request's limit."""
         return self.limit_s - (time.monotonic() - self.began)
 
+    def spend(self, work_s: float) -> None:
+        """Add to the counted work."""
+        self.worked_s += work_s
+
+    def work_left(self, share: float = 1.0) -> bool:
+        """Whether counted work is below so much of what the limit allows; a first schedule is always looked for."""
+        return self.best is None or self.worked_s < share * SHARE * self.budget_s
+
     def seeds_spent(self, share: float = 1.0) -> bool:
         """Whether seeds have had so much of their share; the models want theirs of a short limit."""
-        return self.best is not None and self.timed > share * TIMED_PER_WALL * self.budget_s
+        if self.best is None:
+            return False
+        return self.timed > share * TIMED_PER_WALL * self.budget_s or not self.work_left(share * SEEDS_SHARE)
 
     def finished(self) -> bool:
-        """Proof, target gap, time limit or the user's word."""
-        return self.should_stop() or self.left_s() <= 0 or self.reached()
+        """Proof, target gap, work, time limit or the user's word."""
+        return self.should_stop() or self.left_s() <= 0 or not self.work_left() or self.reached()
 
     def reached(self) -> bool:
         """Proof or target gap."""
@@ -84,6 +96,7 @@ class Search:
         """The problem at a chunking, with those symmetries that it has."""
         if partition not in self.stated:
             stated = problem(self.topology, self.build(partition), self.size_bytes, self.restrictions)
+            self.spend(STATED_S * stated.hops)
             self.stated[partition] = with_symmetry(stated, self.generators)[0]
         return self.stated[partition]
 
@@ -97,7 +110,16 @@ class Search:
         self.timed += len(transfers)
         if not self.batching and any(t.after is None and len(t.chunks) > 1 for t in transfers):
             transfers = one_chunk_each(transfers)
-        candidate = best_timing(engine, self.topology, p.collective, p.costs, transfers, self.batching)
+        transfer_s = TIMED_S + TIMED_LINK_S * len(self.topology.links)
+        candidate = best_timing(
+            engine,
+            self.topology,
+            p.collective,
+            p.costs,
+            transfers,
+            self.batching,
+            lambda count: self.spend(transfer_s * count),
+        )
         return self.accept(p, candidate)
 
     def accept(self, p: Problem, candidate: Candidate | None) -> Candidate | None:
@@ -112,6 +134,7 @@ class Search:
         quickest = known is None or candidate.time_fs < known.time_fs
         # Exchanges and shared messages can reduce a contribution twice when their times fall badly.
         matters = quickest or (better and self.topology.load_us > 0)
+        self.spend(CHECKED_S * len(candidate.messages) * matters)
         if matters and check_algorithm(candidate.algorithm(self.topology, self.size_bytes), self.topology):
             return None
         if better:
@@ -131,6 +154,7 @@ class Search:
 
     def _tried(self, p: Problem, candidate: Candidate) -> Candidate:
         """The candidate with its time when messages are late, in the order that it has."""
+        self.spend(LATE_S * len(candidate.messages))
         return replace(candidate, late_fs=late_fs(self.topology, p.collective, p.costs, candidate.messages))
 
     def judged_fs(self, candidate: Candidate) -> int:

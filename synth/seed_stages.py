@@ -19,6 +19,7 @@ from taccl.synth.cluster.compose import compose, composes
 from taccl.synth.cluster.lengths import lengths
 from taccl.synth.collective import refined
 from taccl.synth.cost import Costs
+from taccl.synth.counted import COMPOSED_S, CUT_S, FORESTS_SHARE, GREEDY_S, LOOK_S, PIPED_S, STATED_S
 from taccl.synth.engines.greedy import funnelled, greedy, tastes
 from taccl.synth.forest.search import COLLECTIVES as FOREST_COLLECTIVES
 from taccl.synth.forest.search import Effort as ForestEffort
@@ -51,8 +52,8 @@ MOST_MESSAGES = 4_000
 # Chunks down a few trees out of one root: a pipeline through many ranks needs them small.
 MOST_PIPELINED = 16_000
 ROOTED = ("broadcast", "reduce")
-# Of the limit, where a slow machine takes long for forests: baselines want their turn.
-FORESTS_SHARE = 0.8
+# Of the limit by the clock, where a slow machine takes long for forests: baselines want their turn.
+FORESTS_SHARE_BY_CLOCK = 0.8
 
 
 def quotient(search: Search, name: str, p: Problem, root: int, pairs: Pairs) -> None:
@@ -77,6 +78,7 @@ def quotient(search: Search, name: str, p: Problem, root: int, pairs: Pairs) -> 
         deterministic_s=0.0,
         batch_work=min(500_000, round(BATCH_LOOKS_PER_WALL * search.budget_s)),
         most_batches=60,
+        spend=lambda looks: search.spend(LOOK_S * looks),
     )
     for found in search_quotient(task, search.lower_fs, effort, search.seed, search.finished):
         messages = messages_of(found.messages(name, partition))
@@ -98,6 +100,7 @@ def composed(search: Search, name: str, p: Problem, pairs: Pairs) -> None:
     for found in compose(task, search.lower_fs, search.finished):
         messages = messages_of(found.messages)
         transfers = tuple(as_transfers(messages))
+        search.spend(COMPOSED_S * len(messages))
         search.accept(p, Candidate(found.engine, p.collective, transfers, messages, found.time_fs))
 
 
@@ -113,6 +116,7 @@ def chosen_lengths(search: Search, name: str, wanted: int | None) -> None:
         return
     turned = reverse(search.topology) if name == "reducescatter" else search.topology
     work = round(LENGTHS_PER_WALL * search.budget_s)
+    search.spend(CUT_S * work)
     for found in lengths(turned, priced.chunk_bytes, wanted, work, search.finished):
         p = search.problem(found.partition)
         if name == "allgather":
@@ -148,6 +152,7 @@ def forest(search: Search, name: str, root: int, pairs: Pairs, wanted: int | Non
     effort = ForestEffort(most_refined=MOST_PIPELINED if name in ROOTED else 0)
     for partition, found in forests(task, most, effort, search.seed, partial(_forests_done, search), usable):
         messages = messages_of(found.messages("groups" if teams else name, partition))
+        search.spend(PIPED_S * len(messages))
         p = search.problem(partition)
         candidate = Candidate(
             found.engine, p.collective, tuple(as_transfers(messages)), messages, found.timing.time_fs
@@ -157,7 +162,8 @@ def forest(search: Search, name: str, root: int, pairs: Pairs, wanted: int | Non
 
 def _forests_done(search: Search) -> bool:
     """Whether forests must leave the rest of a limit to others."""
-    return search.finished() or search.left_s() < (1 - FORESTS_SHARE) * search.limit_s
+    slow = search.left_s() < (1 - FORESTS_SHARE_BY_CLOCK) * search.limit_s
+    return search.finished() or slow or not search.work_left(FORESTS_SHARE)
 
 
 def greedy_trees(search: Search, p: Problem, passes: int) -> None:
@@ -169,13 +175,15 @@ def greedy_trees(search: Search, p: Problem, passes: int) -> None:
     narrow = funnelled(problem(search.topology, p.collective, search.size_bytes, wide))
     for taste in tastes(2, search.seed) if narrow is not None else ():
         assert narrow is not None
+        search.spend(GREEDY_S * narrow.hops)
         grown = greedy(narrow, taste)
         if grown is not None:
             search.offer("greedy", p, grown)
     for taste in tastes(passes, search.seed):
-        if search.finished():
+        if search.finished() or search.seeds_spent():
             return
         for images in [group, []] if len(group) > 1 else [[]]:
+            search.spend(GREEDY_S * p.hops)
             grown = greedy(p, taste, images)
             if grown is not None:
                 search.offer("greedy", p, grown)
@@ -193,6 +201,7 @@ def cut_finer(search: Search, candidate: Candidate, engine: str) -> None:
         if cut.chunk_bytes(search.size_bytes) < LEAST_CHUNK_BYTES:
             return
         finer = problem(search.topology, cut, search.size_bytes, search.restrictions)
+        search.spend(STATED_S * finer.hops)
         times = []
         for by_part in (True, False):
             split = refine(candidate.transfers, parts, finer.collective, by_part)

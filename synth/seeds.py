@@ -9,6 +9,7 @@ from taccl.synth import seed_stages
 from taccl.synth.bounds.large import EXPLICIT_RANKS
 from taccl.synth.candidates import Candidate
 from taccl.synth.cost import Costs, costs
+from taccl.synth.counted import CLOCKED_S
 from taccl.synth.engines import BASELINES, Inapplicable, chain, circulant
 from taccl.synth.engines.exchange import exchanging_allreduce
 from taccl.synth.engines.one_shot_trees import ENGINE as TREES
@@ -118,8 +119,10 @@ def _own_seeds(search: Search, request: Request, ladder: list[int], share: float
         bounds={},
         stated={},
         timed=0,
+        worked_s=0.0,
     )
     _seeds(own, request, ladder)
+    search.spend(own.worked_s)
     return own.best_of
 
 
@@ -192,6 +195,7 @@ def _reshaped(search: Search, request: Request, partition: int) -> None:
         return
     p = search.problem(partition)
     work = round(CLOCKED_PER_WALL * search.budget_s)
+    search.spend(CLOCKED_S * work)
     found = reshaped(
         request.topology, p.collective, _of_vector(request, p), work, request.seed, search.finished
     )

@@ -6,7 +6,7 @@ one variable an orbit. Two pairs of one orbit on one resource exclude each other
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from taccl.synth.problem import Problem, Symmetry
@@ -72,8 +72,12 @@ def compose(a: Symmetry, b: Symmetry) -> Symmetry:
     )
 
 
-def close(generators: Sequence[Symmetry], most: int = 4096) -> list[Symmetry] | None:
-    """All products, identity first; None when there are too many."""
+def close(
+    generators: Sequence[Symmetry],
+    most: int = 4096,
+    allowed: Callable[[Symmetry], bool] = lambda element: True,
+) -> list[Symmetry] | None:
+    """All products, identity first; None when there are too many, or one is not allowed."""
     group = {generators[0].links: generators[0]}
     queue = [generators[0]]
     while queue:
@@ -83,7 +87,7 @@ def close(generators: Sequence[Symmetry], most: int = 4096) -> list[Symmetry] | 
             if product.links not in group:
                 group[product.links] = product
                 queue.append(product)
-                if len(group) > most:
+                if len(group) > most or not allowed(product):
                     return None
     first, *rest = group
     return [group[first], *(group[key] for key in sorted(rest))]
@@ -98,17 +102,15 @@ def free_group(problem: Problem) -> list[Symmetry]:
     used = sorted({e for layer in problem.layers for usable in layer.usable for e in usable})
     ports = {e: [r for r, _ in problem.costs.holds[e][1:]] for e in used}
 
-    def free(group: list[Symmetry]) -> bool:
-        return all(
-            p != q for g in group[1:] for e in used for p, q in zip(ports[e], ports[g.links[e]], strict=True)
-        )
+    def free(g: Symmetry) -> bool:
+        return all(p != q for e in used for p, q in zip(ports[e], ports[g.links[e]], strict=True))
 
     group = [identity(problem)]
     candidates = list(problem.symmetries)
     for i, a in enumerate(problem.symmetries):
         candidates += [compose(a, b) for b in problem.symmetries[: i + 1]]
     for generator in candidates:
-        larger = close([*group, generator])
-        if larger is not None and free(larger):
-            group = larger
+        if generator in group or not free(generator):
+            continue
+        group = close([*group, generator], allowed=free) or group
     return group

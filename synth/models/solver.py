@@ -22,6 +22,7 @@ class Strategy:
     wall_s: float
     seed: int = 0
     relax: bool = True  # use the linear relaxation; pure ordering models search faster without
+    spend: Callable[[float], None] = lambda share: None  # hears what share of its limit was used
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +61,10 @@ def solve(
                 other.solver.stop_search()
             for other in runs[index + 1 :]:
                 other.thread.join()
+            max(runs[: index + 1], key=_Run.used).spend()
             return run.outcome()
     outcomes = [run.outcome() for run in runs]
+    max(runs, key=_Run.used).spend()
     found = [o for o in outcomes if o.objective is not None]
     best = min(found, key=lambda o: o.objective or 0) if found else outcomes[0]
     return Outcome(best.status, best.objective, max(o.bound for o in outcomes), best.value)
@@ -83,6 +86,7 @@ class _Run:
         if not strategy.relax:
             parameters.linearization_level = 0
         self.model = model
+        self.strategy = strategy
         self.callback = _callback(report) if report else None
         self.done = threading.Event()
         self.thread = threading.Thread(target=self._solve, name="cp-sat", daemon=True)
@@ -97,6 +101,14 @@ class _Run:
             self.status = self.solver.solve(self.model, self.callback)
         finally:
             self.done.set()
+
+    def used(self) -> float:
+        """Share of the deterministic limit that was used."""
+        return min(1.0, self.solver.response_proto.deterministic_time / self.strategy.deterministic_s)
+
+    def spend(self) -> None:
+        """Say how much was used."""
+        self.strategy.spend(self.used())
 
     def proved(self) -> bool:
         """Whether the search space was exhausted."""

@@ -219,6 +219,7 @@ def _batched(
         if should_stop():
             break
         for side in kind:
+            effort.spend(len(roots) * len(inst.out_links))
             grown = grow_batches(machines[side], roots, appetite)
             if grown is not None and (side not in best or grown[1] < best[side][0]):
                 best[side] = (grown[1], grown[0])

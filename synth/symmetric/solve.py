@@ -51,6 +51,7 @@ class Effort:
     deterministic_s: float = 0.3  # of CP-SAT
     batch_work: int = 3_000_000  # looks at (chunk, link) pairs that all batched growths together may take
     most_batches: int = 150
+    spend: Callable[[int], None] = lambda looks: None  # hears of the looks of each growth
 
 
 def turned_instance(inst: Instance) -> Instance:
@@ -76,6 +77,7 @@ def solve_spread(
     for taste in _tastes(seed)[:seeds]:
         if best is not None and (should_stop() or best[1].time_fs <= lower_fs):
             break
+        effort.spend(len(roots) * len(inst.out_links))
         hops = grow(inst, roots, taste)
         if hops is None:
             continue
@@ -85,7 +87,8 @@ def solve_spread(
     if best is None:
         return None
     usable = _near_links(inst, roots)
-    if best[1].time_fs <= lower_fs or sum(map(len, usable)) > MOST_CHOICES or should_stop():
+    hopeless = effort.deterministic_s == 0 or sum(map(len, usable)) > MOST_CHOICES
+    if best[1].time_fs <= lower_fs or hopeless or should_stop():
         return (*best, "greedy", False)
     timing = quickest(inst, trees)
     strategies = [Strategy(effort.deterministic_s, 3600.0, seed, relax=False)]
