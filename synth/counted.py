@@ -35,5 +35,5 @@ CLOCKED_S = 0.8e-6
 SOLVED_S = 4.5
 # A (chunk, link) pair of a model, to build it: of loads alone, of times, and of messages for each slot.
 LOAD_HOP_S = 20e-6
-TREE_HOP_S = 90e-6
+TREE_HOP_S = 140e-6
 SLOT_S = 20e-6

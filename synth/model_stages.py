@@ -59,7 +59,8 @@ def pack(search: Search, partition: int, deterministic_s: float) -> None:
     p = search.problem(partition)
     if _hops(p) > MOST_TREE_HOPS:
         return
-    search.spend(LOAD_HOP_S * _hops(p))
+    if not _affordable(search, LOAD_HOP_S * _hops(p)):
+        return
     known = search.one_sum(partition)
     hint = known.transfers if known else ()
     packed = pack_trees(p, _strategies(search, deterministic_s, relax_only=True), hint, search.should_stop)
@@ -90,7 +91,8 @@ def timed_trees(search: Search, partition: int, deterministic_s: float, symmetri
     single = best_timing("cp-sat", search.topology, p.collective, p.costs, one_chunk_each(known.transfers))
     if single is None:
         return
-    search.spend(TREE_HOP_S * _hops(p))
+    if not _affordable(search, TREE_HOP_S * _hops(p)):
+        return
     found = solve_trees(
         p,
         single.time_fs,
@@ -131,7 +133,8 @@ def batched_messages(search: Search, partition: int, deterministic_s: float) -> 
         for slots in (2, 3, 4, 6):
             if _hops(single) * slots > MOST_SLOT_VARIABLES or search.finished():
                 break
-            search.spend(SLOT_S * _hops(single) * slots)
+            if not _affordable(search, SLOT_S * _hops(single) * slots):
+                break
             strategies = _strategies(search, deterministic_s / (4 * len(p.layers)))
             found = solve_messages(
                 single,
@@ -190,6 +193,14 @@ def _hops(p: Problem) -> int:
     """(chunk, link) pairs up to symmetry: what a model's size grows with."""
     order = len(free_group(p)) if p.symmetries else 1
     return p.hops // order
+
+
+def _affordable(search: Search, build_s: float) -> bool:
+    """Whether a model that takes so much work to build fits into what is left; if so, the work is counted."""
+    if build_s > min(search.budget_s - search.worked_s, search.left_s()):
+        return False
+    search.spend(build_s)
+    return True
 
 
 def _may_batch(p: Problem) -> bool:

@@ -288,11 +288,28 @@ def _lowered(order: Order, product: Product, others: Iterator[Algorithm]) -> Pro
     if lowered.slower_fs:
         late = f"the program takes {us(lowered.slower_fs):g} us longer than the schedule it was made from"
         product = replace(product, warnings=(*product.warnings, late))
-    if check_algorithm(schedule, product.topology):
+    if check_algorithm(schedule, product.topology) or not _lowers_to_itself(
+        order, schedule, product.topology
+    ):
         # A send may leave its buffer later than a sum is made in another; no schedule with one place for each chunk and
-        # rank has these times. What was found stays the schedule, and the program says its own time.
+        # rank has these times. Or a file of it would be lowered to a slower program than this one. What was found stays
+        # the schedule, which is lowered to this program, and the program says its own time.
         return product
     return replace(product, algorithm=schedule)
+
+
+def _lowers_to_itself(order: Order, schedule: Algorithm, topology: Topology) -> bool:
+    """Whether a program made from a file of the schedule takes no longer than the schedule says."""
+    from taccl.synth.lower import lower_exact
+
+    if order.instances != 1:
+        return (
+            True  # the schedule has the cut of the instances, which a file of what was found would not have
+        )
+    try:
+        return lower_exact(schedule, topology, protocol=order.protocol).simulated_time_fs <= schedule.time_fs
+    except Infeasible:
+        return False
 
 
 def _request(order: Order, topology: Topology) -> tuple[Request, tuple[str, ...]]:

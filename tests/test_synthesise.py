@@ -19,6 +19,7 @@ from taccl.profiles.topology import Link, Topology
 from taccl.sketches.restrict import restrict
 from taccl.sketches.restrictions import Restrictions, Rule
 from taccl.sketches.sketch_file import read_sketch
+from taccl.synth import model_stages
 from taccl.synth.algorithm import Algorithm
 from taccl.synth.bounds import lower_bound
 from taccl.synth.candidates import best_timing
@@ -28,7 +29,6 @@ from taccl.synth.cost import costs, us
 from taccl.synth.engines import BASELINES, Inapplicable
 from taccl.synth.lower import LoweringResult, lower_exact
 from taccl.synth.request import Request
-from taccl.synth.search import Search
 from taccl.synth.synthesise import synthesise, synthesise_several
 from taccl.synth.verify import is_correct, verify
 
@@ -234,8 +234,8 @@ def test_the_search_stops_where_the_answer_is_called_optimal(monkeypatch: pytest
     def beyond(*_: object, **__: object) -> None:
         raise AssertionError("a model was built although the bound was reached")
 
-    for stage in ("pack", "trees", "messages", "improve"):
-        monkeypatch.setattr(Search, stage, beyond)
+    for stage in ("pack", "timed_trees", "batched_messages", "improve"):
+        monkeypatch.setattr(model_stages, stage, beyond)
     found = synthesise(Request(load_topology("ndv2-1mb:1"), "allgather", 8 * 10**6))
     bound_fs = lower_bound(load_topology("ndv2-1mb:1"), found.collective, 8 * 10**6).time_fs
     assert found.time_fs > bound_fs and found.certificate.proved_by == "any algorithm"
