@@ -42,9 +42,9 @@ SPOKEN_S = 0.2  # from a rank's last word to its passing on
 LINGER_S = 10.0  # the longest that the voice is held after the rank's end, while the launcher ends the others
 NOTE_BYTES = 1024
 KEY_BYTES = 8
-# What the rank tells its child; numbers of signals are smaller. STARTED is followed by a key, FAILED and AGREED by an
-# exit code.
-STARTED, WAITS, GOES_ON, LEAVES, FAILED, AGREED = range(0x80, 0x86)
+# What the rank tells its child; numbers of signals are smaller. STARTED is followed by a key, FAILED, AGREED and
+# ABORTS by an exit code.
+STARTED, WAITS, GOES_ON, LEAVES, FAILED, AGREED, ABORTS = range(0x80, 0x87)
 
 
 class Guard:
@@ -125,6 +125,11 @@ class Guard:
         sys.stderr.flush()
         os._exit(code)
 
+    def aborts(self, code: int) -> None:
+        """This rank is about to end the job through MPI. A launcher may hear of it from the child as well, and must not
+        take another code from there."""
+        self._tell(bytes([ABORTS, code]))
+
     def close(self, agreed: int = 0) -> None:
         """Nobody waits for this rank but in MPI_Finalize, when the process ends. The child stays until then.
 
@@ -204,6 +209,8 @@ class Guard:
             elif word in (bytes([WAITS]), bytes([LEAVES])):
                 starting, leaving = False, word == bytes([LEAVES])
                 end = time.monotonic() + deadline_s
+            elif word == bytes([ABORTS]):
+                code = os.read(reader, 1)[0]
             elif word == bytes([FAILED]):
                 code = os.read(reader, 1)[0]
                 break

@@ -151,6 +151,7 @@ class Job:
         if os.environ.get("TACCL_DEBUG", "") not in ("", "0"):
             traceback.print_exception(error)
         if self._started:
+            self.guard.aborts(code)
             mpi.abort(self.MPI, code)
         self.guard.fail(code)
 
