@@ -55,6 +55,7 @@ class Loaded:
     modes: tuple[str, ...]  # of MODES, those that it claims
     planned: Planned | None = None  # the coding plan of its file, where settings follow it
     topology: Topology | None = None  # the cluster whose links it uses, where that is known
+    inferred: bool = False  # whether the collective was read off the moves of the program
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,7 @@ class Measurement:
     wrong: int | None  # elements, over all ranks and checks; None: not checked
     outside: int  # bytes written outside the buffers
     max_error: float
-    largest: float  # absolute value of the exact result; 0 where it was not looked at
+    largest: float  # absolute value of the exact result; -1 where it was not looked at
     reference: Timing | None  # of MPI's own collective, or of the program that this one is run against
     spans: Mapping[Message, Span] | None = None  # of the last run's messages, when asked for
     # Of all ranks in the last run: bytes of the values that were coded, and of their frames.

@@ -29,7 +29,7 @@ class Finding:
     wrong: int  # elements that differ, of the output and of an input that must not change
     outside: int  # bytes written outside the buffers
     max_error: float  # largest difference of the output; inf where something is not a number
-    largest: float = 0.0  # absolute value of the exact result; 0 where it was not looked at
+    largest: float = -1.0  # absolute value of the exact result; -1 where it was not looked at
 
 
 @dataclass(frozen=True, slots=True)

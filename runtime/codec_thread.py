@@ -19,6 +19,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from taccl.runtime.codecs import Scratch
 from taccl.runtime.frames import Work
 from taccl.runtime.transport import Message
@@ -53,8 +55,12 @@ class Inline:
 
     def message(self, work: Work, turn: int) -> Message:
         """It is finished when it has started."""
-        scratch = self.scratch
-        return Message(None, None, lambda: work(scratch))
+
+        def start() -> None:
+            with np.errstate(all="ignore"):
+                work(self.scratch)
+
+        return Message(None, None, start)
 
 
 class CodecThread:
@@ -81,12 +87,14 @@ class CodecThread:
 
     def _run(self) -> None:
         scratch = Scratch()
-        while (piece := self._tasks.get()) is not None:
-            try:
-                piece.work(scratch)
-            except BaseException as error:
-                piece.error = error
-            self._finished.put(piece)
+        # Sums and rounded values may overflow, which is the caller's matter; numpy's settings are a thread's own.
+        with np.errstate(all="ignore"):
+            while (piece := self._tasks.get()) is not None:
+                try:
+                    piece.work(scratch)
+                except BaseException as error:
+                    piece.error = error
+                self._finished.put(piece)
 
     def message(self, work: Work, turn: int) -> Message:
         """A piece of work that can be started once in every run. turn: what has a lower one goes first."""

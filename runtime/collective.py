@@ -65,7 +65,7 @@ class BoundCollective:
             None if plan is None else plan.facts(), feedback is not None, reach is not None,
             loaded.topology is None,
         )  # fmt: skip
-        job.agree_on(fingerprint(loaded.program, facts), "program, arrays or options")
+        job.agree_on(fingerprint(loaded.program, facts), "program or arrays")
         neighbours = job.share_memory() if reach is None else reach[1]
         coding = None
         if codec is not None:

@@ -208,7 +208,7 @@ class Job:
         return everyone
 
     def agree_on(self, digest: bytes, what: str) -> None:
-        """Check before the first message that every rank means to run the same.
+        """Check before the first message that every rank means to run the same: `what`, and with the same options.
 
         Raises RunFailed on rank 0 (the others exit with its code), naming the ranks that differ from most.
         """
@@ -218,9 +218,14 @@ class Job:
         if texts.count(usual) == self.ranks:
             return
         others = [str(rank) for rank, text in enumerate(texts) if text != usual]
-        named = f"rank {others[0]} runs" if len(others) == 1 else f"ranks {', '.join(others)} run"
+        one = len(others) == 1
+        named = f"rank {others[0]} runs" if one else f"ranks {', '.join(others)} run"
+        has = "has" if one else "have"
         self.fail_alike(
-            RunFailed(f"{named} another {what} than the rest; give every rank the same file and options")
+            RunFailed(
+                f"{named} another {what}, or {has} other options, than the rest; "
+                "give every rank the same file and options"
+            )
         )
 
     @contextlib.contextmanager

@@ -58,7 +58,7 @@ def line(
         error = max(one.max_error for one in row.modes.values())
         largest = max(one.largest for one in row.modes.values())
         worst = "N/A" if found.wrong is None else f"{error:.2e}" if error else "0"
-        scale = f"{largest:.2e}" if largest and found.wrong is not None else "N/A"
+        scale = f"{largest:.2e}" if largest >= 0 and found.wrong is not None else "N/A"
         text += f"  {row.codec:>7}  {wire:>12}  {ratio(values, wire):>6.3f}  {worst:>9}  {scale:>9}"
     if reference:
         for mode in MODES:
@@ -106,7 +106,7 @@ def mode_json(row: Row, found: Measurement | None, name: str, ranks: int) -> dic
         "median_time": round(found.time.median, 3),
         "outside_bytes": found.outside,
         "max_error": finite(found.max_error),
-        "largest_value": found.largest or None,
+        "largest_value": found.largest if found.largest >= 0 else None,
         "coded_value_bytes": found.coded_bytes[0],
         "coded_wire_bytes": found.coded_bytes[1],
         "wire_ratio": round(ratio(*found.coded_bytes), 6),

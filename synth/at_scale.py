@@ -281,7 +281,7 @@ def _check(request: Request) -> None:
         raise UsageError("the size must be at least 1 byte")
     if not 0 <= request.root < request.topology.ranks:
         last = request.topology.ranks - 1
-        raise UsageError(f"root {request.root}: the ranks of {request.topology.name} are 0..{last}")
+        raise UsageError(f"root {request.root}: the topology {request.topology.name} has ranks 0..{last}")
     request.topology.check()
     n, wanted = request.topology.ranks, request.partition or request.restrictions.partition or 1
     blocks = n if _all_send(request.collective) else 1

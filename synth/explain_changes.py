@@ -45,7 +45,12 @@ def changes(topology: Topology, bound: Bound, path_links: Sequence[int]) -> list
         )
     for kind in dict.fromkeys(port.kind for port in topology.ports):
         members = [len(links) + p for p, port in enumerate(topology.ports) if port.kind == kind]
-        found.append(Change(f"twice the rate of every {kind} port", faster(columns, members)))
+        found.append(
+            Change(
+                f"twice the rate of every {kind if kind == 'port' else f'{kind} port'}",
+                faster(columns, members),
+            )
+        )
     on_path = [links[e].kind for e in path_links]
     kinds = [links[r].kind for r in crossing if r < len(links)]
     for kind in dict.fromkeys([*kinds, *on_path]):

@@ -35,10 +35,10 @@ def collective_of(
         raise CheckFailed(f"root {root} is no rank of {ranks}, or nchunksperloop is below 1")
     needs = {"alltoallv": ("demand", demand), "sendrecv": ("pairs", pairs)}.get(name)
     if name not in NAMES or name == "custom" or (needs is not None and needs[1] is None):
-        missing = (
-            f"the {needs[0]}" if needs is not None else "its pre- and postcondition, or what groups do what,"
+        missing = f"--{needs[0]}" if needs is not None else "--pre-post, or --collective and --groups,"
+        raise CheckFailed(
+            f"coll={name!r} does not say who gets what from whom: give {missing} as for taccl synth"
         )
-        raise CheckFailed(f"coll={name!r} does not say who gets what from whom: give {missing} as well")
     if groups is not None:
         return _of_groups(name, ranks, chunks_per_loop, root, groups)
     if name in _BLOCKS_OF_RANKS:

@@ -71,7 +71,7 @@ def check_request(request: Request) -> None:
         _check_groups(request)
     elif not 0 <= request.root < request.topology.ranks:
         last = request.topology.ranks - 1
-        raise UsageError(f"root {request.root}: the ranks of {request.topology.name} are 0..{last}")
+        raise UsageError(f"root {request.root}: the topology {request.topology.name} has ranks 0..{last}")
     if request.collective == "custom" and request.custom is None:
         raise UsageError("a custom collective needs its pre- and postconditions")
     if request.time_limit_s <= 0:

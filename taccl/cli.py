@@ -43,7 +43,7 @@ EXIT_CODES = {
     1: "a check failed: a program is wrong, data differ, a file is stale",
     2: "usage: unknown command or option, or options that do not go together",
     3: "an input file that cannot be accepted",
-    4: "infeasible: no algorithm obeys the sketch",
+    4: "infeasible: no algorithm obeys the sketch, or none of the engine that is asked for does this here",
     5: "no solution within the time limit",
     6: "the environment lacks something: MPI, a GPU, a library, disk space, a right",
     70: "a bug in taccl; TACCL_DEBUG=1 prints the traceback",
@@ -190,8 +190,8 @@ def say(message: str, colour: str = "red") -> None:
     cls=LazyGroup,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     epilog="Results go to stdout, progress and messages to stderr. Exit codes: 0 ok, 1 a check failed, "
-    "2 usage, 3 bad input file, 4 infeasible, 5 no solution in time, 6 environment, 86 job ended, "
-    "130 interrupted.",
+    "2 usage, 3 bad input file, 4 infeasible, 5 no solution in time, 6 environment, 70 a fault of taccl, "
+    "86 job ended, 130 interrupted, 141 the reader of the output has left.",
 )
 @click.version_option(__version__, prog_name="taccl")
 def cli() -> None:

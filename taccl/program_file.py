@@ -107,7 +107,9 @@ def open_proven(file: str, options: dict[str, Any]) -> ProgramFile:
 
     errors = [f for f in verify(opened.program, collective=opened.collective) if f.severity == "error"]
     if errors:
-        lines = [f"{file}: the program is wrong", *(finding.render(file) for finding in errors)]
+        unknown = all(finding.code == "V601" for finding in errors)
+        verdict = "the program cannot be judged" if unknown else "the program is wrong"
+        lines = [f"{file}: {verdict}", *(finding.render(file) for finding in errors)]
         if not options["unproven"]:
             raise CheckFailed("\n".join([*lines, "--unproven takes it as it is"]))
         click.echo("\n".join(["taccl: warning: " + lines[0], *lines[1:]]), err=True)

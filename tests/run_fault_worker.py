@@ -86,7 +86,7 @@ def main(how: str, way: str) -> None:
         size = 101 if how == "size" and victim else 100
         if how == "late" and victim:
             time.sleep(600)
-        job.agree_on(fingerprint(program, (size,)), "program, or has other options,")
+        job.agree_on(fingerprint(program, (size,)), "program")
         if how == "uneven":
             job.together("the start", lambda: fail("taccl") if victim else None)
         order = trace(program)

@@ -42,7 +42,7 @@ def read_samples(path: str, dtype: DType | None, limit_bytes: int) -> tuple[list
     elif path.endswith(".safetensors"):
         arrays = read_safetensors(path)
     elif dtype is None:
-        raise _invalid(
+        raise invalid(
             path, "C001", "a file that is no .npy or .safetensors needs --dtype", "e.g. --dtype bfloat16"
         )
     else:
@@ -92,14 +92,15 @@ def _npy(path: str) -> Array:
         loaded: Array = np.load(path, mmap_mode="r", allow_pickle=False)
     except (ValueError, EOFError) as error:
         # numpy's own words speak of pickles, which are never loaded here.
-        raise _invalid(path, "C002", "this is no array of numbers in numpy's format (np.save)") from error
-    return np.ascontiguousarray(loaded)
+        raise invalid(path, "C002", "this is no array of numbers in numpy's format (np.save)") from error
+    # In the byte order of this machine, whatever the file's is.
+    return np.ascontiguousarray(loaded, loaded.dtype.newbyteorder("="))
 
 
 def _raw(path: str, dtype: DType) -> Array:
     size = Path(path).stat().st_size
     if size < dtype.bytes:
-        raise _invalid(path, "C003", f"{size} bytes hold no value of {dtype.name}")
+        raise invalid(path, "C003", f"{size} bytes hold no value of {dtype.name}")
     if rest := size % dtype.bytes:
         raise UsageError(
             f"{path}: {size} bytes are no whole number of {dtype.name} values of {dtype.bytes} bytes, {rest} would be "
@@ -114,11 +115,11 @@ def read_safetensors(path: str) -> dict[str, Array]:
     """Tensors by name. The format: u64 length, JSON {name: {dtype, shape, data_offsets}}, data."""
     size = Path(path).stat().st_size
     if size < 8:
-        raise _invalid(path, "C004", f"{size} bytes are no safetensors file")
+        raise invalid(path, "C004", f"{size} bytes are no safetensors file")
     data = np.memmap(path, np.uint8, mode="r").view(np.ndarray)
     length = int.from_bytes(data[:8].tobytes(), "little")
     if length > min(size - 8, MOST_HEADER_BYTES):
-        raise _invalid(path, "C004", f"a safetensors header of {length} bytes in a file of {size}")
+        raise invalid(path, "C004", f"a safetensors header of {length} bytes in a file of {size}")
     places: dict[str, tuple[str, int, int]] = {}
     try:
         for name, entry in json.loads(data[8 : 8 + length].tobytes()).items():
@@ -126,7 +127,7 @@ def read_safetensors(path: str) -> dict[str, Array]:
                 start, end = entry["data_offsets"]
                 places[name] = (str(entry["dtype"]), int(start), int(end))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise _invalid(
+        raise invalid(
             path, "C004", f"the header of this safetensors file cannot be read: {error!r}"
         ) from error
     body = data[8 + length :]
@@ -134,12 +135,13 @@ def read_safetensors(path: str) -> dict[str, Array]:
     for name, (kind, start, end) in places.items():
         dtype = DTYPES[SAFETENSORS[kind]].numpy if kind in SAFETENSORS else np.dtype("V1")
         if not 0 <= start <= end <= len(body) or (end - start) % dtype.itemsize:
-            raise _invalid(path, "C004", f"tensor {name!r} lies outside of the file: bytes {start} to {end}")
+            raise invalid(path, "C004", f"tensor {name!r} lies outside of the file: bytes {start} to {end}")
         part = body[start:end]
         # Headers have any length, so tensors may be misaligned; a copy is not.
         found[name] = part.copy().view(dtype) if dtype.itemsize > 1 else part.view(dtype)
     return found
 
 
-def _invalid(path: str, code: str, message: str, help: str = "") -> InvalidInput:
+def invalid(path: str, code: str, message: str, help: str = "") -> InvalidInput:
+    """The error for a file of values, to be raised."""
     return InvalidInput([Diagnostic(path, 0, 0, code, message, help)])

@@ -72,8 +72,8 @@ def codecs_for(topology: Topology, policy: str, dtype: str) -> tuple[CodecCost, 
     if not named:
         known = ", ".join(f"{cost.codec} for {cost.dtype}" for cost in topology.codecs) or "none"
         raise UsageError(
-            f"codec {policy!r}: {topology.name} says nothing of what it costs and gains for {dtype} (codecs there: "
-            f"{known}); taccl profile --codecs {policy} measures it, --codec none does without"
+            f"codec {policy!r}: the profile {topology.name} says nothing of what it costs and gains for {dtype} "
+            f"(codecs there: {known}); taccl profile --codecs {policy} measures it, --codec none does without"
         )
     return named
 

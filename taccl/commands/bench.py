@@ -66,7 +66,7 @@ def codecs(
 
     from taccl.runtime.codecs import CODECS, get
     from taccl.runtime.codecs.measure import copy_gbps, measure
-    from taccl.runtime.codecs.samples import Sample, read_samples, synthetic
+    from taccl.runtime.codecs.samples import Sample, invalid, read_samples, synthetic
     from taccl.runtime.dtypes import DTYPES as TYPES
 
     chosen = list(CODECS.values()) if names is None else [get(name) for name in names.split(",")]
@@ -87,7 +87,12 @@ def codecs(
                 for s in samples
             ]  # fmt: skip
     if not samples:
-        raise UsageError("there are no values of a known type in these files")
+        raise invalid(
+            paths[0],
+            "C005",
+            "there are no values of a known type: " + ("; ".join(skipped) or "nothing is in there"),
+            f"known types: {', '.join(TYPES)}",
+        )
 
     copy = copy_gbps(16 << 20, 5 * repeats)
     missing: dict[str, str] = {}
@@ -166,8 +171,8 @@ def _document(
                 "decode_gbps": row.decode_gbps,
                 "relative_error": row.relative_error,
                 "largest_error": row.largest_error,
-                "pays_below_gbps": row.pays_below_gbps(False),
-                "pays_below_piped_gbps": row.pays_below_gbps(True),
+                "pays_below_gbit_per_s": row.pays_below_gbps(False),
+                "pays_below_piped_gbit_per_s": row.pays_below_gbps(True),
             }
             for sample, row in rows
         ],

@@ -126,7 +126,7 @@ def command(
             "the reading of the options", lambda: _prepare(job, click.get_current_context().params)
         )
         same = (place, output, quick, sizes, name, deadline, codecs is None, as_json)
-        job.agree_on(hashlib.sha256(repr(same).encode()).digest(), "measurement, or has other options,")
+        job.agree_on(hashlib.sha256(repr(same).encode()).digest(), "measurement")
         found: Sequence[CodecFit] = ()
         if codecs is not None:
             from taccl.commands.profile_codecs import profile_codecs

@@ -67,7 +67,7 @@ def profile_codecs(
     same = ([(codec.name, dtype.name) for codec, dtype in asked.pairs], asked.digest, text, topology is None)
     job.agree_on(
         hashlib.sha256(repr(same).encode()).digest(),
-        "choice of codecs, values or topology, or has other options,",
+        "choice of codecs, values or topology",
     )
     if job.rank == 0:
         for line in asked.left_out:

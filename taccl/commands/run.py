@@ -15,6 +15,7 @@ from taccl.commands.run_data import read_data
 from taccl.commands.run_devices import DEVICE_TRANSPORTS
 from taccl.commands.run_prepare import prediction, predictor, prepare, with_transport
 from taccl.commands.run_report import calibrated, document, preamble, say_devices, say_turns, write
+from taccl.errors import UsageError
 from taccl.program_file import collective_options
 
 if TYPE_CHECKING:
@@ -224,6 +225,10 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     from taccl.runtime.job import Job
 
     if options["nccl_root"] is not None:
+        if options["root"] not in (None, options["nccl_root"]):
+            raise UsageError(
+                f"-r {options['nccl_root']} and --root {options['root']} are two names of one option; give one"
+            )
         options["root"] = options["nccl_root"]
     with Job(options["deadline"] or DEADLINE_S) as job:
         wrong = _run(job, options)
@@ -252,7 +257,7 @@ def _run(job: Job, options: dict[str, Any]) -> bool:
     known = [one is not None and one.topology is not None for one in (loaded, against)]
     said = options["verbose"], options["json_path"] is not None
     facts = (settings, collective, said, rival, values, plan, known)
-    job.agree_on(fingerprint(program, facts), "program or coding plan, or has other options,")
+    job.agree_on(fingerprint(program, facts), "program or coding plan")
     settings, neighbours = with_transport(job, settings)
     predict = job.together("the prediction of times", lambda: predictor(topology, program, collective))
     if against is not None:  # a link that it uses and the cluster lacks shows now
@@ -292,7 +297,8 @@ def _run(job: Job, options: dict[str, Any]) -> bool:
     speeds = [table.bandwidths(row, m, name, ranks)[1] for row, _ in rows for m in row.modes.values()]
     average = float(np.mean(speeds)) if speeds else 0.0
     if first:
-        print(f"# Out of bounds values : {bad} {'OK' if bad == 0 else 'FAILED'}", file=out)
+        verdict = f"{bad} {'OK' if bad == 0 else 'FAILED'}" if settings.checks else "not checked"
+        print(f"# Out of bounds values : {verdict}", file=out)
         print(f"# Avg bus bandwidth    : {average:.6g}", file=out, flush=True)
         for report in reports:
             for text in [] if report is None else calibration.lines(report):

@@ -51,8 +51,22 @@ def choose_codecs(
     dtypes = tuple(select_dtypes(options["dtype"] or ("float32" if plan is None else plan.dtype)))
     if plan is not None and asked is None:
         _check_types(options, plan, dtypes, ops)
-    names = tuple(dict.fromkeys(asked.split(","))) if asked else ("raw",) if plan is None else (plan.codec,)
-    check_codecs(options, names, "--codec" if asked or plan is None else f"{file} plans codec", dtypes, ops)
+    if plan is None and asked is None:
+        for name, given in (
+            ("--codec-links", links is not None),
+            ("--codec-at hop", options["codec_at"] == "hop"),
+            ("--recode", options["recode"]),
+        ):
+            if given:
+                raise UsageError(
+                    f"{name} says how messages are coded, and none are: give --codec as well, or leave it out"
+                )
+    names = ("raw",) if plan is None else (plan.codec,)
+    if asked is not None:
+        names = tuple(dict.fromkeys(asked.split(",")))
+    check_codecs(
+        options, names, "--codec" if asked is not None or plan is None else f"{file} plans codec", dtypes, ops
+    )
     return CodecChoice(names, "planned" if plan is not None else links or "nodes", plan, dtypes)
 
 

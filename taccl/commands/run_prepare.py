@@ -102,6 +102,7 @@ def load_program(job: Job, file: str, options: dict[str, Any]) -> tuple[Loaded, 
         order = trace(program)
     except InvalidInput as problem:  # of the program, which has another name than its file
         raise InvalidInput([replace(found, file=file) for found in problem.diagnostics]) from problem
+    inferred = collective is None and program.collective in ("alltoallv", "sendrecv")
     if collective is None:
         collective = collective_of(program, order)
     else:
@@ -111,7 +112,7 @@ def load_program(job: Job, file: str, options: dict[str, Any]) -> tuple[Loaded, 
     apart = all(pair is None for pair in collective.inplace)
     claimed = {"out_of_place": program.outofplace, "in_place": program.inplace and not apart}
     modes = tuple(mode for mode in claimed if claimed[mode])
-    return Loaded(program, collective, order, modes), opened
+    return Loaded(program, collective, order, modes, inferred=inferred), opened
 
 
 def _check_against(options: dict[str, Any], loaded: Loaded, against: Loaded) -> None:

@@ -114,7 +114,10 @@ def preamble(
         lines.append(
             f"# the last columns: {against_file}: {against.name}, {against.chunks_per_loop} chunks, {against.protocol}"
         )
-    if settings.accumulate != "type":
+    if loaded.inferred:
+        option = "--demand" if collective.name == "alltoallv" else "--pairs"
+        lines.append(f"# results are checked against what the program moves; {option} says what it should")
+    if settings.accumulate != "type" and collective.combining:
         lines.append(f"# 16-bit floats are reduced in {settings.accumulate}")
     if settings.codecs != ("raw",):
         lines += _coded(settings, loaded)

@@ -92,6 +92,8 @@ def command(ctx: click.Context, /, **options: Any) -> None:
         for finding in errors + warnings + notes:
             click.echo(finding.render(file))
         verdict = f"wrong, {len(errors)} error{'s' * (len(errors) > 1)}" if errors else "correct"
+        if errors and all(finding.code == "V601" for finding in errors):
+            verdict = "not judged"
         click.echo(f"{file}: {verdict}: {what}")
         if opened is not None and opened.judgement is not None and not errors:
             click.echo(f"{file}: certificate: {opened.judgement.text()}")
