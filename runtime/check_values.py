@@ -89,7 +89,7 @@ def inspect_values(
 ) -> Finding:
     """Compare the output with what the collective promises, the guards and, out of place, the input with what they
     held before."""
-    wrong, error, largest = 0, 0.0, 0.0
+    wrong, error, largest = 0, 0.0, -1.0
     for chunk in collective.chunks:
         places = [offset for r, offset in chunk.destinations if r == rank]
         if not places:
@@ -109,14 +109,14 @@ def inspect_values(
 def compare(
     got: Array, parts: list[Array], dtype: DType, op: str | None, tolerance: Tolerance
 ) -> tuple[int, float, float]:
-    """(wrong elements, largest error, largest exact value that was judged by a promise) of one chunk of a result, with
-    its sources."""
+    """(wrong elements, largest error, largest exact value that was judged by a promise or -1) of one chunk of a result,
+    with its sources."""
     if op is None and tolerance.promise == EXACT:
         wrong = _bits_differ(got, parts[0])
-        return wrong, (float("inf") if wrong else 0.0), 0.0
+        return wrong, (float("inf") if wrong else 0.0), -1.0
     if dtype.integer:
         differ = got != (parts[0] if op is None else reduce_exactly(dtype, op, parts))
-        return int(np.count_nonzero(differ)), (float("inf") if differ.any() else 0.0), 0.0
+        return int(np.count_nonzero(differ)), (float("inf") if differ.any() else 0.0), -1.0
     with np.errstate(all="ignore"):
         wide = [part.astype(np.float64) for part in parts]
         exact = _reduced(wide, op)
@@ -127,7 +127,7 @@ def compare(
         judged &= np.abs(exact) + allowed < LARGEST[dtype.name]
         wrong = int(np.count_nonzero(~(gaps <= allowed) & judged))
         gaps = np.where(judged, gaps, 0.0)
-        largest = float(np.abs(exact).max(initial=0.0, where=judged))
+        largest = float(np.abs(exact).max(initial=-1.0, where=judged))
     error = float(gaps.max(initial=0.0))
     return wrong, error if np.isfinite(error) else float("inf"), largest
 

@@ -47,7 +47,8 @@ def open_collective(
         raise TypeError(f"open_collective has no option {unknown[0]!r}")
     options = {
         **dict.fromkeys(COLLECTIVE_OPTIONS), **collective, "file": file, "codecs": codec, "codec_links": links,
-        "op": op, "dtype": str(input.dtype), "calibrate": False, "accumulate": "type",
+        "op": op, "dtype": str(input.dtype), "calibrate": False, "accumulate": "type", "codec_at": "collective",
+        "recode": False,
     }  # fmt: skip
     there = job.together("the check of the arrays", lambda: on_device(input))
     anywhere = bool(job.gather_bytes(np.array([there], np.uint8), "the check of the arrays").any())

@@ -141,9 +141,19 @@ def test_wrong_options_are_refused(tmp_path):
     (tmp_path / "x.bin").write_bytes(b"12345678")
     assert "C001" in str(bench(str(tmp_path / "x.bin"), fails=InvalidInput).exception)
     assert "takes int64" in str(bench(str(tmp_path / "ids.npy"), "--codec", "q8", fails=UsageError).exception)
-    assert "no values" in str(bench(str(tmp_path / "flags.npy"), fails=UsageError).exception)
+    said = str(bench(str(tmp_path / "flags.npy"), fails=InvalidInput).exception)
+    assert "C005" in said and "flags.npy (bool)" in said and "float32" in said
+    np.save(tmp_path / "empty.npy", np.ones(0, np.float32))
+    assert "nothing is in there" in str(bench(str(tmp_path / "empty.npy"), fails=InvalidInput).exception)
     assert "unknown codec" in str(bench("--codec", "gzip", fails=UsageError).exception)
     bench(str(tmp_path / "none.npy"), fails=FileNotFoundError)
+
+
+def test_the_byte_order_of_a_file_does_not_matter(tmp_path):
+    values = np.random.default_rng(0).standard_normal(1000).astype(np.float32)
+    np.save(tmp_path / "big.npy", values.astype(">f4"))
+    ((sample,), others) = read_samples(str(tmp_path / "big.npy"), None, 1 << 20)
+    assert not others and sample.dtype.name == "float32" and np.array_equal(sample.values[:1000], values)
 
 
 def test_errors_leave_out_what_is_not_finite():

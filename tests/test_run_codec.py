@@ -90,7 +90,7 @@ def test_run_sums_real_values(saved, tmp_path):
 
 
 ASKED = {"file": "x.json", "codecs": None, "codec_links": None, "dtype": None, "device": "host", "calibrate": False,
-         "accumulate": "type"}  # fmt: skip
+         "accumulate": "type", "codec_at": "collective", "recode": False}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -142,6 +142,7 @@ def test_the_plan_of_the_file_counts_unless_codec_says_otherwise():
         ({"codecs": "xw"}, ("xw",), "nodes"),
         ({"codecs": "xw,q8", "codec_links": "all"}, ("xw", "q8"), "all"),
         ({"plan": False}, ("raw",), "nodes"),
+        ({"plan": False, "codecs": "raw", "codec_links": "all"}, ("raw",), "all"),
     ):
         found = choose(**asked)
         assert (found.names, found.links, found.plan) == (names, links, None)
@@ -162,6 +163,10 @@ def test_the_plan_of_the_file_counts_unless_codec_says_otherwise():
         ({"planned_for": "int8", "codec": "zstd"}, "x.json plans codec zstd for int8, which cannot be run"),
         ({"codec_links": "all"}, "x.json plans which messages are coded; --codec-links all needs --codec"),
         ({"plan": False, "codec_links": "planned"}, "x.json plans no coded messages"),
+        ({"plan": False, "codec_links": "all"}, "--codec-links says how messages are coded, and none are"),
+        ({"plan": False, "codec_at": "hop"}, "--codec-at hop says how"),
+        ({"plan": False, "recode": True}, "--recode says how"),
+        ({"plan": False, "codecs": ""}, "--codec '': unknown"),
         ({"codec": "lz77"}, "x.json plans codec 'lz77': unknown"),
         (
             {"device": "cuda", "codec": "zstd"},

@@ -272,6 +272,8 @@ def test_another_root_than_the_program_has_is_refused(saved):
     assert rows(right.out)[0][4] == "2"
     wrong = taccl(3, "run", str(path), "-r", "1", *sizes)
     assert wrong.code == 2 and "is a broadcast of root 2, not 1: give --root 2" in wrong.err and not wrong.out
+    twice = taccl(3, "run", str(path), "-r", "2", "--root", "1", *sizes)
+    assert twice.code == 2 and "-r 2 and --root 1" in twice.err and not twice.out
     # Other tools leave the root out, which means 0.
     path.write_text(path.read_text().replace(' root="2"', ""))
     wrong = taccl(3, "run", str(path), *sizes)

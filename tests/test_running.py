@@ -47,7 +47,7 @@ def test_collectives_are_called_again_and_again(files):
 @pytest.mark.parametrize(
     ("what", "words"),
     [
-        ("lengths", "RunFailed: rank 2 runs another program, arrays or options than the rest"),
+        ("lengths", "RunFailed: rank 2 runs another program or arrays, or has other options, than the rest"),
         ("apart", "TacclError: allreduce-3 does not claim to work out of place"),
     ],
 )

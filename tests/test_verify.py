@@ -450,3 +450,19 @@ def test_command_takes_the_collective_from_options(tmp_path):
     assert runner.invoke(cli, ["verify", str(path), "--demand", "0 2; 1 0"]).exit_code == 0
     assert runner.invoke(cli, ["verify", str(path), "--demand", "0 3; 1 0"]).exit_code == 2
     assert runner.invoke(cli, ["verify", str(path), "--collective", "nonsense"]).exit_code == 2
+
+
+def test_a_program_whose_goal_is_not_known_is_not_called_wrong(tmp_path):
+    program = make("sendrecv", 1, [
+        (1, 1, [(1, -1, 0, [("s", "i0", "o0")])]),
+        (1, 1, [(-1, 0, 0, [("r", "i0", "o0")])]),
+    ])  # fmt: skip
+    path = tmp_path / "pairs.xml"
+    path.write_text(write_xml(program))
+    asked = CliRunner().invoke(cli, ["verify", str(path)])
+    assert asked.exit_code == 1 and "give --pairs as for taccl synth" in asked.output
+    assert "pairs.xml: not judged: " in asked.output
+    right = CliRunner().invoke(cli, ["verify", str(path), "--pairs", "0-1"])
+    assert right.exit_code == 0, right.output
+    wrong = CliRunner().invoke(cli, ["verify", str(path), "--pairs", "1-0"])
+    assert wrong.exit_code == 1 and "pairs.xml: wrong, " in wrong.output
