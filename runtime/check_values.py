@@ -124,12 +124,23 @@ def compare(
         gaps = np.abs(got.astype(np.float64) - exact)
         # Promises are for finite values; a sum near the largest number of the type may be infinity.
         judged = np.all([np.isfinite(part) for part in wide], axis=0)
-        judged &= np.abs(exact) + allowed < LARGEST[dtype.name]
+        judged &= _reach(wide, exact, op) + allowed < LARGEST[dtype.name]
         wrong = int(np.count_nonzero(~(gaps <= allowed) & judged))
         gaps = np.where(judged, gaps, 0.0)
         largest = float(np.abs(exact).max(initial=-1.0, where=judged))
     error = float(gaps.max(initial=0.0))
     return wrong, error if np.isfinite(error) else float("inf"), largest
+
+
+def _reach(parts: list[Array], exact: Array, op: str | None) -> Array:
+    """How large what is on the way to a result may become, whatever the order."""
+    if op in ("sum", "avg"):
+        total: Array = np.sum(np.abs(parts), axis=0)
+        return total
+    if op == "prod":
+        product: Array = np.prod(np.maximum(np.abs(parts), 1.0), axis=0)
+        return product
+    return np.abs(exact)
 
 
 def _reduced(parts: list[Array], op: str | None) -> Array:

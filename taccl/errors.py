@@ -18,6 +18,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+MOST_SHOWN = 160  # characters of a source line
+MOST_SAID = 2000  # of a message
+
 
 @dataclass(frozen=True, slots=True)
 class Diagnostic:
@@ -36,11 +39,16 @@ class Diagnostic:
     def render(self) -> str:
         """The compiler-style text: location, source line with a caret, help."""
         place = ":".join([self.file, *(str(n) for n in (self.line, self.column) if n)])
-        lines = [f"{place}: {self.severity}[{self.code}]: {self.message}"]
+        message = self.message
+        if len(message) > MOST_SAID:  # it quotes a word of the file, which may be the whole file
+            message = f"{message[: MOST_SAID // 2]} ... {message[-MOST_SAID // 2 :]}"
+        lines = [f"{place}: {self.severity}[{self.code}]: {message}"]
         if self.source_line and self.column:
+            first = max(0, self.column - 1 - MOST_SHOWN // 2)
+            shown = self.source_line[first : first + MOST_SHOWN]
             # Tabs keep their width on the screen only if the caret line repeats them.
-            pad = "".join("\t" if char == "\t" else " " for char in self.source_line[: self.column - 1])
-            lines += [f"  {self.source_line}", f"  {pad}^"]
+            pad = "".join("\t" if char == "\t" else " " for char in shown[: self.column - 1 - first])
+            lines += [f"  {shown}", f"  {pad}^"]
         if self.help:
             lines.append(f"  help: {self.help}")
         return "\n".join(lines)

@@ -120,6 +120,10 @@ def test_without_a_file_speeds_of_normal_values():
     ("x.safetensors", b"abc", "C004"), ("x.safetensors", struct.pack("<Q", 2**60) + b"{}", "C004"),
     ("x.safetensors", struct.pack("<Q", 2) + b"[]", "C004"), ("x.safetensors", struct.pack("<Q", 2) + b"{,", "C004"),
     ("x.safetensors", struct.pack("<Q", 7) + b'{"a":1}', "C004"),
+    ("x.safetensors", struct.pack("<Q", 55) + b'{"a":{"dtype":"F32","data_offsets":[0,8],"shape":[5]}} ' + bytes(8),
+     "C004.*5 values of F32 in 8 bytes"),
+    ("x.npy", b"\x93NUMPY\x01\x00" + struct.pack("<H", 58)
+     + b"{'descr': '<f4', 'fortran_order': False, 'shape': (True,)}" + bytes(4), "C002"),
     ("x.safetensors", struct.pack("<Q", 43) + b'{"a":{"dtype":"F32","data_offsets":[0,99]}}', "C004"),
     ("x.safetensors", struct.pack("<Q", 43) + b'{"a":{"dtype":"F32","data_offsets":[-4,0]}}', "C004"),
 ])  # fmt: skip

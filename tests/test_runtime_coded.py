@@ -347,3 +347,14 @@ def test_values_beside_infinities_and_nan_are_still_judged():
             assert check_values.compare(wrong, parts, DTYPES["float32"], "sum", tolerance)[0] == 1016
             right = np.sum(parts, axis=0)
             assert check_values.compare(right, parts, DTYPES["float32"], "sum", tolerance)[0] == 0
+
+
+@pytest.mark.parametrize("op", ["sum", "avg"])
+def test_what_overflows_on_the_way_is_not_called_wrong(op):
+    """Two values of which the sum is infinite, whatever the average of the exact ones; their neighbours are judged."""
+    tolerance = check_values.Tolerance(EXACT, 0, True, DTYPES["float32"])
+    parts = [np.float32([2e38, 1.0]), np.float32([2e38, 3.0])]
+    right = 4.0 if op == "sum" else 2.0
+    for value, wrong in ((right, 0), (right + 1, 1)):
+        got = np.float32([np.inf, value])
+        assert check_values.compare(got, parts, DTYPES["float32"], op, tolerance)[0] == wrong

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -90,7 +91,7 @@ def _npy(path: str) -> Array:
     try:
         # Mapped read-only; a pickle, which could run code, is refused.
         loaded: Array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, EOFError) as error:
+    except (ValueError, EOFError, TypeError, OverflowError) as error:
         # numpy's own words speak of pickles, which are never loaded here.
         raise invalid(path, "C002", "this is no array of numbers in numpy's format (np.save)") from error
     # In the byte order of this machine, whatever the file's is.
@@ -120,22 +121,31 @@ def read_safetensors(path: str) -> dict[str, Array]:
     length = int.from_bytes(data[:8].tobytes(), "little")
     if length > min(size - 8, MOST_HEADER_BYTES):
         raise invalid(path, "C004", f"a safetensors header of {length} bytes in a file of {size}")
-    places: dict[str, tuple[str, int, int]] = {}
+    places: dict[str, tuple[str, int, int, int]] = {}
     try:
         for name, entry in json.loads(data[8 : 8 + length].tobytes()).items():
             if name != "__metadata__":
                 start, end = entry["data_offsets"]
-                places[name] = (str(entry["dtype"]), int(start), int(end))
+                places[name] = (
+                    str(entry["dtype"]),
+                    int(start),
+                    int(end),
+                    math.prod(map(int, entry["shape"])),
+                )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise invalid(
             path, "C004", f"the header of this safetensors file cannot be read: {error!r}"
         ) from error
     body = data[8 + length :]
     found = {}
-    for name, (kind, start, end) in places.items():
+    for name, (kind, start, end, values) in places.items():
         dtype = DTYPES[SAFETENSORS[kind]].numpy if kind in SAFETENSORS else np.dtype("V1")
         if not 0 <= start <= end <= len(body) or (end - start) % dtype.itemsize:
             raise invalid(path, "C004", f"tensor {name!r} lies outside of the file: bytes {start} to {end}")
+        if kind in SAFETENSORS and values * dtype.itemsize != end - start:
+            raise invalid(
+                path, "C004", f"tensor {name!r} has {values} values of {kind} in {end - start} bytes"
+            )
         part = body[start:end]
         # Headers have any length, so tensors may be misaligned; a copy is not.
         found[name] = part.copy().view(dtype) if dtype.itemsize > 1 else part.view(dtype)

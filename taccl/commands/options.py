@@ -93,7 +93,12 @@ def write_output(path: str, text: str) -> None:
         return
     target = Path(path)
     if target.exists() and not target.is_file():
-        target.write_bytes(encoded)  # a device or a pipe cannot be replaced
+        try:
+            target.write_bytes(encoded)  # a device or a pipe cannot be replaced
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise EnvironmentProblem(f"{path}: this cannot be written: {error.strerror}") from error
         return
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
