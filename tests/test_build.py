@@ -399,7 +399,7 @@ def test_synth_says_which_roots_there_are(topology: str) -> None:
     result = taccl("synth", "-t", topology, "-c", "broadcast", "--root", "40", "--size", "1KB")
     last = int(topology.split(":")[1]) - 1
     assert (result.exit_code, result.stdout) == (2, "")
-    assert f"root 40: the ranks of {topology} are 0..{last}" in result.stderr
+    assert f"root 40: the topology {topology} has ranks 0..{last}" in result.stderr
 
 
 MORE = """\
