@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 SUFFIXES = (".xml", ".json")
 LEAST_CODING = 0.25  # of the time limit is for schedules with a codec, however long those without have taken
 WORTHWHILE = 1.002  # what a program must lose or gain before another schedule is lowered, or taken
+MOST_OTHERS = 8  # schedules that are looked at when the best loses time in lowering
+MOST_TRIED = 6_000  # messages in those that are lowered then
+MOST_AGAIN = 4  # times that a program is made from what the last one sends
 
 
 ENDED = {
@@ -153,7 +156,7 @@ def produce(
     elif scaled:
         algorithm = synthesise_at_scale(request, on_progress, should_stop)
     else:
-        others = synthesise_several(request, on_progress, should_stop)
+        others = synthesise_several(request, on_progress, should_stop, MOST_OTHERS)
         algorithm = next(others)
     solve_s = time.monotonic() - began
     if codecs:
@@ -222,7 +225,6 @@ def _lowered(order: Order, product: Product, others: Iterator[Algorithm]) -> Pro
     ranks share cores and the program takes much longer with late messages, and the other's takes less then.
     """
     from taccl.synth.candidates import late_fs
-    from taccl.synth.check_algorithm import check_algorithm
     from taccl.synth.collective import refined
     from taccl.synth.cost import costs, judged_fs, us
     from taccl.synth.fifo_slots import within_slots
@@ -247,10 +249,14 @@ def _lowered(order: Order, product: Product, others: Iterator[Algorithm]) -> Pro
 
     # Lowering can take a schedule's slack.
     shaky = product.topology.load_us > 0 and when_late(lowered) > STEADY * lowered.simulated_time_fs
-    while shaky or lowered.simulated_time_fs > WORTHWHILE * algorithm.time_fs:
+    tried = 0
+    while (shaky or lowered.simulated_time_fs > WORTHWHILE * algorithm.time_fs) and tried < MOST_TRIED:
         other, now_fs = next(others, None), judged(algorithm, lowered.simulated_time_fs)
-        if other is None or (not shaky and judged(other, other.time_fs) * WORTHWHILE >= now_fs):
+        if other is None:
             break
+        if not shaky and judged(other, other.time_fs) * WORTHWHILE >= now_fs:
+            continue  # where ranks share cores the next one may be quicker
+        tried += len(other.messages)
         try:
             found = lower_exact(other, product.topology, instances=order.instances, protocol=order.protocol)
         except Infeasible:
@@ -260,6 +266,7 @@ def _lowered(order: Order, product: Product, others: Iterator[Algorithm]) -> Pro
         if steadier if shaky else other_fs * WORTHWHILE < now_fs:
             algorithm, lowered = other, found
             product = replace(product, algorithm=algorithm)
+    schedule, lowered = _settled(order, algorithm, lowered, product.topology)
     program = lowered.program
     if order.size_range is not None:
         program = replace(program, min_bytes=order.size_range[0], max_bytes=order.size_range[1])
@@ -281,35 +288,46 @@ def _lowered(order: Order, product: Product, others: Iterator[Algorithm]) -> Pro
         simulated_fs=lowered.simulated_time_fs,
         warnings=(*product.warnings, *limits),
     )
-    if lowered.schedule is algorithm:
+    if lowered.simulated_time_fs > algorithm.time_fs:
+        late_us = us(lowered.simulated_time_fs - algorithm.time_fs)
+        late = f"the program takes {late_us:g} us longer than the schedule it was made from"
+        product = replace(product, warnings=(*product.warnings, late))
+    if schedule is algorithm:
         return product
     # What is claimed, priced and written is what the program does, in its own order and at its own cut.
-    schedule = claim(lowered.schedule, algorithm.certificate)
-    if lowered.slower_fs:
-        late = f"the program takes {us(lowered.slower_fs):g} us longer than the schedule it was made from"
-        product = replace(product, warnings=(*product.warnings, late))
-    if check_algorithm(schedule, product.topology) or not _lowers_to_itself(
-        order, schedule, product.topology
-    ):
-        # A send may leave its buffer later than a sum is made in another; no schedule with one place for each chunk and
-        # rank has these times. Or a file of it would be lowered to a slower program than this one. What was found stays
-        # the schedule, which is lowered to this program, and the program says its own time.
-        return product
-    return replace(product, algorithm=schedule)
+    return replace(product, algorithm=claim(schedule, algorithm.certificate))
 
 
-def _lowers_to_itself(order: Order, schedule: Algorithm, topology: Topology) -> bool:
-    """Whether a program made from a file of the schedule takes no longer than the schedule says."""
+def _settled(
+    order: Order, algorithm: Algorithm, lowered: LoweringResult, topology: Topology
+) -> tuple[Algorithm, LoweringResult]:
+    """(the schedule for the native file, its program): lowered again as long as that makes it quicker.
+
+    The schedule is the messages as the program sends them, where these are lowered to a program that is no slower;
+    otherwise what the program was made from.
+    """
+    from taccl.synth.check_algorithm import check_algorithm
     from taccl.synth.lower import lower_exact
 
-    if order.instances != 1:
-        return (
-            True  # the schedule has the cut of the instances, which a file of what was found would not have
-        )
-    try:
-        return lower_exact(schedule, topology, protocol=order.protocol).simulated_time_fs <= schedule.time_fs
-    except Infeasible:
-        return False
+    source = algorithm
+    for _ in range(MOST_AGAIN):
+        sent = lowered.schedule
+        if sent is source:
+            return sent, lowered
+        if check_algorithm(sent, topology):
+            # A send may leave its buffer later than a sum is made in another; no schedule with one place for each chunk
+            # and rank has these times.
+            return source, lowered
+        if order.instances != 1:
+            return sent, lowered  # it has their cut, which a file of its source would not have
+        try:
+            again = lower_exact(sent, topology, protocol=order.protocol)
+        except Infeasible:
+            return source, lowered
+        if again.simulated_time_fs >= lowered.simulated_time_fs:
+            return (sent if again.simulated_time_fs == lowered.simulated_time_fs else source), lowered
+        source, lowered = sent, again
+    return source, lowered
 
 
 def _request(order: Order, topology: Topology) -> tuple[Request, tuple[str, ...]]:
