@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from fractions import Fraction
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from taccl.errors import CheckFailed, Infeasible
@@ -15,7 +16,7 @@ from taccl.synth.algorithm import Algorithm, Certificate, Message
 from taccl.synth.check_algorithm import check_algorithm
 from taccl.synth.collective import Chunk, Collective, build
 from taccl.synth.cost import costs
-from taccl.synth.lower import claim, lower, lower_exact
+from taccl.synth.lower import MAX_CHANNELS, claim, lower, lower_exact
 from taccl.synth.lower_scratch import Piece, place
 from taccl.synth.program import Program
 from taccl.synth.schedule import Transfer, completion_fs, time_batched, time_by_priority
@@ -141,6 +142,8 @@ def test_random_combining_algorithms(case: tuple[Algorithm, Topology]) -> None:
 @given(algorithms(SPREADING), st.integers(2, 3))
 def test_spreading_in_instances(case: tuple[Algorithm, Topology], instances: int) -> None:
     algorithm, topology = case
+    parallel = Counter((link.src, link.dst) for link in topology.links)
+    assume(instances * max(parallel.values()) <= MAX_CHANNELS)
     result = lower_exact(algorithm, topology, instances=instances)
     proven(result.program, result.schedule.collective)
 

@@ -78,8 +78,9 @@ def test_noise_and_outliers_move_the_link_by_a_few_percent(
     alpha, beta, share = link
     noisy = points(alpha, beta, share * alpha, noise=0.02, outliers=0.06, seed=seed)
     wild = [p.time_us > 1.5 * time_us(p.trial, alpha, beta, share * alpha) for p in noisy]
-    # With a third of the small, or of the large trials spoilt nothing can be promised.
-    assume(sum(wild[:10]) <= 2 and sum(wild[10:]) <= 2)
+    # With a third of the small, or of the large trials spoilt nothing can be promised; half of the large ones may be
+    # left out, where times seem to bend.
+    assume(sum(wild[:10]) <= 2 and sum(wild[10:]) <= 1)
     fit = fit_link(noisy, samples=22)
     assert fit.alpha_us == pytest.approx(alpha, rel=0.06)
     assert fit.occupancy_us == pytest.approx(share * alpha, abs=0.1 * alpha)
