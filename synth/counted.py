@@ -8,7 +8,7 @@ exact, and changing one changes answers.
 
 from __future__ import annotations
 
-# Of a limit, what counted work may come to: estimates are off by up to a quarter either way.
+# Of a limit, what counted work may come to: the sum is off by up to a third either way.
 SHARE = 0.8
 # Of that, the work of all seeds together, and of forests among them; models want their turn.
 SEEDS_SHARE = 0.65

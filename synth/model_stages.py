@@ -57,9 +57,8 @@ def _strategies(search: Search, deterministic_s: float, relax_only: bool = False
 def pack(search: Search, partition: int, deterministic_s: float) -> None:
     """M3: trees by load, then pipelined."""
     p = search.problem(partition)
-    if _hops(p) > MOST_TREE_HOPS:
-        return
-    if not _affordable(search, LOAD_HOP_S * _hops(p)):
+    hops = _hops(p)
+    if hops > MOST_TREE_HOPS or not _affordable(search, LOAD_HOP_S * hops):
         return
     known = search.one_sum(partition)
     hint = known.transfers if known else ()
@@ -85,13 +84,13 @@ def timed_trees(search: Search, partition: int, deterministic_s: float, symmetri
     p = replace(p, symmetries=tuple(free_group(p)[1:]) if symmetric else ())
     if symmetric and not p.symmetries:
         return
-    known = search.one_sum(partition)
-    if known is None or _hops(p) > MOST_TREE_HOPS:
+    known, hops = search.one_sum(partition), _hops(p)
+    if known is None or hops > MOST_TREE_HOPS:
         return
     single = best_timing("cp-sat", search.topology, p.collective, p.costs, one_chunk_each(known.transfers))
     if single is None:
         return
-    if not _affordable(search, TREE_HOP_S * _hops(p)):
+    if not _affordable(search, TREE_HOP_S * hops):
         return
     found = solve_trees(
         p,
@@ -129,11 +128,12 @@ def batched_messages(search: Search, partition: int, deterministic_s: float) -> 
         if seed is None:
             return
         best, best_fs = tuple(Transfer(m.link, m.chunks) for m in seed.messages), seed.time_fs
+        hops = _hops(single)
         # Few slots first: small models, and in this regime few messages are what is wanted.
         for slots in (2, 3, 4, 6):
-            if _hops(single) * slots > MOST_SLOT_VARIABLES or search.finished():
+            if hops * slots > MOST_SLOT_VARIABLES or search.finished():
                 break
-            if not _affordable(search, SLOT_S * _hops(single) * slots):
+            if not _affordable(search, SLOT_S * hops * slots):
                 break
             strategies = _strategies(search, deterministic_s / (4 * len(p.layers)))
             found = solve_messages(

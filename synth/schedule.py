@@ -247,6 +247,8 @@ def _event_loop(
         if blocked.get(resource):
             heapq.heappush(ready, (*heapq.heappop(blocked[resource]), resource))
 
+    # One that was called and must wait for another resource leaves its own free: the next in its queue is called then,
+    # so that nobody sleeps beside a free resource, and each event wakes few.
     now, called = 0, -1
     while True:
         while ready or called >= 0:

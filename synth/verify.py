@@ -40,6 +40,7 @@ from taccl.synth.verify_memory import (
 from taccl.synth.verify_races import unordered
 
 MAX_FINDINGS_PER_CODE = 20
+UNKNOWN_COLLECTIVE = "V601"
 
 
 def verify(
@@ -62,6 +63,12 @@ def verify(
 def is_correct(findings: Iterable[Finding]) -> bool:
     """Whether findings hold no error."""
     return not _fails(findings)
+
+
+def is_unjudged(findings: Iterable[Finding]) -> bool:
+    """Whether findings hold errors, and all of them say that what the program must achieve is not known."""
+    errors = [finding for finding in findings if finding.severity == "error"]
+    return bool(errors) and all(finding.code == UNKNOWN_COLLECTIVE for finding in errors)
 
 
 def is_limit(finding: Finding) -> bool:
@@ -90,7 +97,7 @@ def _verify_graph(
                 program.collective, program.ranks, program.chunks_per_loop, program.root
             )
         except CheckFailed as error:
-            return [*found, Finding("V601", str(error))]
+            return [*found, Finding(UNKNOWN_COLLECTIVE, str(error))]
     if collective.ranks != program.ranks:
         return [*found, Finding(
             "V602", f"the collective has {collective.ranks} ranks, the program {program.ranks}"

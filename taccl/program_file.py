@@ -103,12 +103,11 @@ def open_proven(file: str, options: dict[str, Any]) -> ProgramFile:
     opened = judged(open_program(file, options))
     if opened.judgement is not None and opened.judgement.problems:
         raise CheckFailed("\n".join(finding.render(file) for finding in certificate_findings(opened)))
-    from taccl.synth.verify import verify
+    from taccl.synth.verify import is_unjudged, verify
 
     errors = [f for f in verify(opened.program, collective=opened.collective) if f.severity == "error"]
     if errors:
-        unknown = all(finding.code == "V601" for finding in errors)
-        verdict = "the program cannot be judged" if unknown else "the program is wrong"
+        verdict = "the program cannot be judged" if is_unjudged(errors) else "the program is wrong"
         lines = [f"{file}: {verdict}", *(finding.render(file) for finding in errors)]
         if not options["unproven"]:
             raise CheckFailed("\n".join([*lines, "--unproven takes it as it is"]))

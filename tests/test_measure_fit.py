@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from taccl.profiles.measure.classes import classify
@@ -72,15 +72,15 @@ def test_exact_times_give_the_exact_link(link: tuple[float, float, float], offse
 
 @settings(deadline=None, max_examples=60)
 @given(links, st.integers(0, 10_000))
+@example((1.0, 2.0, 0.0), 118)  # the two largest messages are wild, and look like a bend
 def test_noise_and_outliers_move_the_link_by_a_few_percent(
     link: tuple[float, float, float], seed: int
 ) -> None:
     alpha, beta, share = link
     noisy = points(alpha, beta, share * alpha, noise=0.02, outliers=0.06, seed=seed)
     wild = [p.time_us > 1.5 * time_us(p.trial, alpha, beta, share * alpha) for p in noisy]
-    # With a third of the small, or of the large trials spoilt nothing can be promised; half of the large ones may be
-    # left out, where times seem to bend.
-    assume(sum(wild[:10]) <= 2 and sum(wild[10:]) <= 1)
+    # With a third of the small, or of the large trials spoilt nothing can be promised.
+    assume(sum(wild[:10]) <= 2 and sum(wild[10:]) <= 2)
     fit = fit_link(noisy, samples=22)
     assert fit.alpha_us == pytest.approx(alpha, rel=0.06)
     assert fit.occupancy_us == pytest.approx(share * alpha, abs=0.1 * alpha)

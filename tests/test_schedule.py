@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from fractions import Fraction
 from itertools import pairwise
+from random import Random
 
 import pytest
 from hypothesis import given, settings
@@ -11,14 +13,15 @@ from hypothesis import strategies as st
 
 from taccl.profiles.load import load_topology
 from taccl.profiles.topology import Link, Port, Topology
-from taccl.synth.collective import build
-from taccl.synth.cost import costs
+from taccl.synth.collective import Collective, build
+from taccl.synth.cost import Costs, costs
 from taccl.synth.engines import BASELINES, Inapplicable
 from taccl.synth.schedule import (
     Transfer,
     Unordered,
     coalesced,
     completion_fs,
+    predecessors,
     time_batched,
     time_by_priority,
     time_in_order,
@@ -117,3 +120,56 @@ def test_no_resource_is_ever_held_twice(spec: str, name: str, engine: str, parti
         for spans in held.values():
             spans.sort()
             assert all(a[1] <= b[0] for a, b in pairwise(spans))
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    spec=st.sampled_from(["ring:5", "mesh2d:2x3", "ndv2:1", "hypercube:3"]),
+    name=st.sampled_from(["allgather", "alltoall", "broadcast", "gather"]),
+    engine=st.sampled_from(["ring", "direct", "double-binary-tree"]),
+    partition=st.integers(1, 2),
+    random=st.randoms(use_true_random=False),
+)
+def test_whenever_a_transfer_can_start_the_first_one_does(
+    spec: str, name: str, engine: str, partition: int, random: Random
+) -> None:
+    topology = load_topology(spec)
+    collective = build(name, topology.ranks, partition)
+    priced = costs(topology, collective.chunk_bytes(1000))
+    try:
+        transfers = BASELINES[engine](topology, collective)
+    except Inapplicable:
+        return
+    priority = list(range(len(transfers)))
+    random.shuffle(priority)
+    found = time_by_priority(topology, collective, priced, transfers, priority)
+    assert [(m.start_fs, m.link, m.chunks) for m in found] == naively(
+        topology, collective, priced, transfers, priority
+    )
+
+
+def naively(
+    topology: Topology,
+    collective: Collective,
+    priced: Costs,
+    transfers: Sequence[Transfer],
+    priority: Sequence[int],
+) -> list[tuple[int, int, tuple[int, ...]]]:
+    """The same schedule, from its definition: at every instant all transfers are asked, in turn."""
+    needs = predecessors(topology, collective, transfers)
+    arrival: dict[int, int] = {}  # per transfer that has started
+    free: dict[int, int] = {}
+    starts = []
+    now = 0
+    while len(arrival) < len(transfers):
+        for i in sorted(range(len(transfers)), key=lambda i: priority[i]):
+            e, count = transfers[i].link, len(transfers[i].chunks)
+            if i in arrival or any(arrival.get(n, now + 1) > now for n in needs[i]):
+                continue
+            if any(free.get(resource, 0) > now for resource, _ in priced.holds[e]):
+                continue
+            arrival[i] = now + priced.transit(e, count)
+            free.update({resource: now + priced.hold(e, hold, count) for resource, hold in priced.holds[e]})
+            starts.append((now, e, transfers[i].chunks))
+        now = min(t for t in [*arrival.values(), *free.values(), 2**62] if t > now)
+    return sorted(starts)

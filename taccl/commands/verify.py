@@ -47,7 +47,7 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     from taccl.profiles.load import load_topology
     from taccl.synth.check_algorithm import check_algorithm
     from taccl.synth.coding.check import check_plan
-    from taccl.synth.verify import verify
+    from taccl.synth.verify import is_unjudged, verify
     from taccl.synth.verify_finding import Finding
 
     file = options["file"]
@@ -92,7 +92,7 @@ def command(ctx: click.Context, /, **options: Any) -> None:
         for finding in errors + warnings + notes:
             click.echo(finding.render(file))
         verdict = f"wrong, {len(errors)} error{'s' * (len(errors) > 1)}" if errors else "correct"
-        if errors and all(finding.code == "V601" for finding in errors):
+        if is_unjudged(errors):
             verdict = "not judged"
         click.echo(f"{file}: {verdict}: {what}")
         if opened is not None and opened.judgement is not None and not errors:
