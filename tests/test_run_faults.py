@@ -100,11 +100,12 @@ import os, subprocess, sys, time
 rank = "import os, signal; from taccl.runtime.guard import Guard; Guard(5.0); os.write(1, b'.'); signal.pause()"
 place = {f"OMPI_COMM_WORLD_{name}": value for name, value in {"RANK": "0", "SIZE": "2", "LOCAL_SIZE": "2"}.items()}
 left = subprocess.Popen(
-    [sys.executable, "-c", rank], env={**os.environ, **place}, stdout=subprocess.PIPE
+    [sys.executable, "-c", rank], env={**os.environ, **place}, stdout=subprocess.PIPE, stderr=subprocess.PIPE
 )
 assert left.stdout.read(1) == b"."
 left.kill()
 left.wait()
+sys.stderr.buffer.write(left.stderr.readline())  # launchers outlive their ranks
 """
 
 
