@@ -4,13 +4,15 @@
     python docs/benchmarks_cluster.py headline              the case without latency, 8 MB only
     python docs/benchmarks_cluster.py 4x2 allreduce 8MB     some rows
     python docs/benchmarks_cluster.py flat 16MB turns       a column more: the same program without turns
+    python docs/benchmarks_cluster.py 4x2 one               the program that the model likes best, and no other
     python docs/benchmarks_cluster.py 4x2 keep=DIR links    only measure the links, and keep the profile in DIR
     python docs/benchmarks_cluster.py 4x2 keep=DIR programs   the same, and make and keep the programs
 
-For each case the links are measured (`taccl profile`), then for each row a program is made from that profile (`taccl
-synth`) and run beside the MPI library that this environment has (`taccl run`), both in turns in one run. What lies in
-DIR already is used as it is, so what takes the cores and what takes the links can be done at different times. Needs
-root and what `python -m tests.cluster check` asks for.
+For each case the links are measured (`taccl profile`), then for each row a few programs are made from that profile
+(`taccl synth --alternatives`), the quickest of them is found (`taccl choose`) and, in another run, timed in turns with
+the MPI library that this environment has (`taccl run`). What lies in DIR already is used as it is, so what takes the
+cores and what takes the links can be done at different times. Needs root and what `python -m tests.cluster check` asks
+for.
 """
 
 from __future__ import annotations
@@ -43,9 +45,12 @@ USUAL = COLLECTIVES[:3]
 SIZES = {"64KB": 2**16, "1MB": 2**20, "8MB": 2**23, "16MB": 2**24, "64MB": 2**26}
 USUAL_SIZES = ("64KB", "1MB", "8MB", "64MB")
 TURNS = {"64KB": 11, "1MB": 5, "8MB": 3, "16MB": 3, "64MB": 1}
+ROUNDS = {"64KB": 5, "1MB": 4, "8MB": 2, "16MB": 2, "64MB": 1}  # in which programs are chosen, one run each
+ALTERNATIVES = 5
 SYNTH_S = 20
 STAGES = ("links", "programs")  # to stop after
 TURNS_WORD, TURNS_HEAD = "turns", " | without turns (ms)"
+ONE_WORD, CHOSEN_HEAD = "one", " | chosen | the model's best (ms)"
 HEAD = "collective | size | MPI (ms) | here (ms) | ratio | predicted (ms) | here / predicted | bound (ms) | engine"
 TACCL = (sys.executable, "-m", "taccl")
 
@@ -54,7 +59,7 @@ def main() -> int:
     """Print the rows that are asked for."""
     words = {word for word in sys.argv[1:] if not word.startswith("keep=")}
     kept = next((word.partition("=")[2] for word in sys.argv[1:] if word.startswith("keep=")), "")
-    unknown = words - {*CASES, *COLLECTIVES, *SIZES, *STAGES, TURNS_WORD}
+    unknown = words - {*CASES, *COLLECTIVES, *SIZES, *STAGES, TURNS_WORD, ONE_WORD}
     if unknown:
         print(f"unknown: {', '.join(sorted(unknown))}", file=sys.stderr)
         return 2
@@ -76,14 +81,21 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as scratch:
             folder = Path(kept).absolute() / name if kept else Path(scratch)
             folder.mkdir(parents=True, exist_ok=True)
-            case(name, CASES[name], rows, folder, stage, TURNS_WORD in words)
+            case(name, CASES[name], rows, folder, stage, TURNS_WORD in words, ONE_WORD not in words)
     return 0
 
 
 def case(
-    name: str, wanted: Layout, rows: list[tuple[str, str]], folder: Path, stage: str, compared: bool
+    name: str,
+    wanted: Layout,
+    rows: list[tuple[str, str]],
+    folder: Path,
+    stage: str,
+    compared: bool,
+    chosen: bool,
 ) -> None:
-    """Profile a cluster, then make and run a program for each row; stop after a stage. compared: also without turns."""
+    """Profile a cluster, then make and run a program for each row; stop after a stage. compared: also without turns.
+    chosen: among alternatives."""
     profile = folder / "profile.yaml"
     if not profile.exists():
         with cluster(wanted) as running:
@@ -91,14 +103,16 @@ def case(
     if stage == "links":
         return
     for collective, size in rows:
-        synthesise(profile, collective, size, folder)
+        synthesise(profile, collective, size, folder, ALTERNATIVES * chosen)
     if stage == "programs":
         return
     ratios = []
-    head = HEAD + TURNS_HEAD * compared
+    head = HEAD + CHOSEN_HEAD * chosen + TURNS_HEAD * compared
     with cluster(wanted) as running:
         for collective, size in rows:
-            found, made, library = row(running, collective, size, folder)
+            usual = folder / f"{collective}-{size}.json"
+            program, which, first_us = choose(running, usual, size) if chosen else (usual, "", 0.0)
+            found, made, library = row(running, collective, size, folder, program)
             if not ratios:
                 mbit = ", ".join(f"{rate / 1e6:g}" for rate in wanted.rate_bits)
                 print(
@@ -116,10 +130,12 @@ def case(
             cells = [
                 collective, size, f"{its / 1e3:.1f}", f"{here / 1e3:.1f}", f"{here / its:.2f}",
                 f"{said / 1e3:.1f}", f"{here / said:.2f}", f"{made['lower_bound_us'] / 1e3:.1f}",
-                made["engine"],
+                engine_of(made, program),
             ]  # fmt: skip
+            if chosen:
+                cells += [which, f"{first_us / 1e3:.1f}"]
             if compared:
-                without, *_ = row(running, collective, size, folder, "--no-turns", "--no-reference")
+                without, *_ = row(running, collective, size, folder, program, "--no-turns", "--no-reference")
                 cells.append(f"{without['median_time'] / 1e3:.1f}")
             print(f"| {' | '.join(cells)} |", flush=True)
     mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
@@ -128,23 +144,49 @@ def case(
     )
 
 
-def synthesise(profile: Path, collective: str, size: str, folder: Path) -> None:
-    """Make the program of a row, and note what synthesis says of it, unless they are there."""
+def synthesise(profile: Path, collective: str, size: str, folder: Path, alternatives: int) -> None:
+    """Make the programs of a row, and note what synthesis says of them, unless they are there."""
     program, said = folder / f"{collective}-{size}.json", folder / f"{collective}-{size}.said.json"
     if said.exists():
         return
     asked = (
         *(*TACCL, "synth", "-t", str(profile), "-c", collective, "--size", str(SIZES[size])),
-        *("--time-limit", str(SYNTH_S), "-o", str(program), "--json"),
+        *("--time-limit", str(SYNTH_S), "-o", str(program), "--json", "--codec", "none"),
+        *(("--alternatives", str(alternatives)) if alternatives else ()),
     )
     said.write_text(subprocess.run(asked, check=True, stdout=subprocess.PIPE, text=True, cwd=ROOT).stdout)
 
 
+def choose(running: Cluster, usual: Path, size: str) -> tuple[Path, str, float]:
+    """(the quickest program of a row, which of how many it is, us of the one that the model likes best)."""
+    said = json.loads(usual.with_suffix(".said.json").read_text())
+    programs = [usual, *(Path(other["path"]) for other in said.get("alternatives", ()))]
+    if len(programs) == 1:
+        return usual, "1 of 1", float("nan")
+    done = on_ranks(
+        running, "choose", *map(str, programs), "--rounds", str(ROUNDS[size]), "-n", "1", "-w", "0",
+        "--deadline", "300", "--json",
+    )  # fmt: skip
+    found = json.loads(done)
+    place = [Path(one["file"]) for one in found["programs"]].index(Path(found["chosen"]))
+    return (
+        programs[place],
+        f"{place + 1} of {len(programs)}",
+        float(found["programs"][0]["median_time_us"]),
+    )
+
+
+def engine_of(said: dict[str, Any], program: Path) -> str:
+    """What found a program of a row."""
+    others = {Path(other["path"]): str(other["engine"]) for other in said.get("alternatives", ())}
+    return others.get(program, str(said["engine"]))
+
+
 def row(
-    running: Cluster, collective: str, size: str, folder: Path, *more: str
+    running: Cluster, collective: str, size: str, folder: Path, program: Path, *more: str
 ) -> tuple[dict[str, Any], dict[str, Any], str]:
     """(what was measured, what synthesis says, the MPI library)."""
-    program, out = folder / f"{collective}-{size}.json", folder / "run.json"
+    out = folder / "run.json"
     made = json.loads((folder / f"{collective}-{size}.said.json").read_text())
     on_ranks(
         running, "run", str(program), "-b", str(SIZES[size]), "-e", str(SIZES[size]), "--out-of-place",
@@ -158,12 +200,13 @@ def row(
     return found, made, f"{mpi['name']} {mpi['version']}"
 
 
-def on_ranks(running: Cluster, *words: str) -> None:
-    """Run a command of taccl on all ranks; on failure show what it said and leave."""
+def on_ranks(running: Cluster, *words: str) -> str:
+    """What a command of taccl on all ranks prints; on failure show what it said and leave."""
     done = running.run((*TACCL, *words), 900, capture_output=True, cwd=ROOT)
     if done.returncode != 0:
         print(done.stdout, done.stderr, sep="\n", file=sys.stderr)
         sys.exit(1)
+    return str(done.stdout)
 
 
 if __name__ == "__main__":

@@ -33,6 +33,7 @@ COMMANDS = {
     "explain": ("explain", "Say what bounds an algorithm's time, and what would help."),
     "convert": ("convert", "Write an algorithm or a program in another format."),
     "run": ("run", "Execute a program on real ranks and check every result (under mpiexec)."),
+    "choose": ("choose", "Time several programs on real ranks and keep the quickest (under mpiexec)."),
     "bench": ("bench", "Measure what codecs would gain on your data, on one core."),
     "demo": ("demo", "Measure this machine, synthesise for it, prove, run, report."),
     "doctor": ("doctor", "Say what works on this machine, and how to get what does not."),

@@ -70,6 +70,7 @@ class Order:
     )
     codec: str | None = None  # "auto", "none" or a name; None: the sketch's
     dtype: str = "float32"  # of the values that a codec would code
+    alternatives: int = 0  # other schedules that are wanted beside the best
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +87,7 @@ class Product:
     ended: str = ""  # why the search went on no longer: a key of ENDED
     coded: Algorithm | None = None  # what is quicker with a codec, with its plan; XML has no room for it
     not_coded: str = ""  # why there is none, where codecs were considered
+    alternatives: tuple[Product, ...] = ()  # other schedules, the quickest first
 
     def explicit(self) -> Algorithm:
         """The algorithm with every message an object; for up to a few hundred ranks."""
@@ -132,7 +134,9 @@ def produce(
     product without a program.
     """
     import time
+    from itertools import chain, islice, tee
 
+    from taccl.alternatives import MOST_LOOKED, alternatives
     from taccl.profiles.load import load_topology
     from taccl.synth.at_scale import at_scale, synthesise_at_scale
     from taccl.synth.coding.search import MOST_MESSAGES, codecs_for, with_codec
@@ -144,6 +148,8 @@ def produce(
     codec = order.codec or request.restrictions.codec
     codecs = codecs_for(topology, codec, order.dtype)
     whole = request
+    if codecs and order.alternatives:
+        raise UsageError("--alternatives makes schedules without a codec; add --codec none")
     if codecs:
         # The other half is for schedules with a codec.
         request = replace(request, time_limit_s=request.time_limit_s / 2)
@@ -151,13 +157,16 @@ def produce(
     scaled = at_scale(request) or composed_alone(request)
     algorithm: Algorithm | SymmetricAlgorithm
     others: Iterator[Algorithm] = iter(())
+    left: Iterator[Algorithm] = iter(())
     if composed_alone(request):
         algorithm = synthesise_composed(request, on_progress, should_stop)
     elif scaled:
         algorithm = synthesise_at_scale(request, on_progress, should_stop)
     else:
-        others = synthesise_several(request, on_progress, should_stop, MOST_OTHERS)
-        algorithm = next(others)
+        several = synthesise_several(request, on_progress, should_stop, max(MOST_OTHERS, MOST_LOOKED))
+        algorithm = next(several)
+        others, left = tee(several)
+        others, left = islice(others, MOST_OTHERS), chain((algorithm,), left)
     solve_s = time.monotonic() - began
     if codecs:
         algorithm = replace(
@@ -167,13 +176,16 @@ def produce(
     product = Product(algorithm, topology, None, solve_s, algorithm.time_fs, warnings, "", ended)
     if scaled and topology.ranks > LOWERED_RANKS:
         return replace(product, no_program=f"programs are made for up to {LOWERED_RANKS} ranks")
-    product = _lowered(order, product, others)
+    product = lowered(order, product, others)
+    if order.alternatives:
+        product = replace(product, alternatives=alternatives(order, product, left))
     if codecs and (product.program is None or order.instances > 1):
         return replace(
             product, not_coded="plans are made for schedules with a program, and for --instances 1"
         )
     if codecs:
         left_s = max(whole.time_limit_s - (time.monotonic() - began), LEAST_CODING * whole.time_limit_s)
+        by_clock: list[str] = []
         coded = with_codec(
             whole,
             product.explicit(),
@@ -181,6 +193,7 @@ def produce(
             codecs,
             should_stop or (lambda: False),
             left_s,
+            lambda: by_clock.append("time-limit"),
         )
         names = " and ".join(cost.codec for cost in codecs)
         why = "" if coded else f"no schedule with {names} is quicker than this one without"
@@ -188,7 +201,8 @@ def produce(
             why = f"plans are made for schedules of up to {MOST_MESSAGES} messages"
         if coded is not None:
             coded = replace(coded, provenance={**coded.provenance, "codec": codec, "dtype": order.dtype})
-        product = replace(product, coded=coded, not_coded=why, solve_s=time.monotonic() - began)
+        ended = by_clock[0] if by_clock else product.ended
+        product = replace(product, coded=coded, not_coded=why, solve_s=time.monotonic() - began, ended=ended)
     return product
 
 
@@ -217,7 +231,7 @@ def why_ended(
     return "stages-done" if not scaled and request.engine in ("auto", "cp-sat") else "nothing-left"
 
 
-def _lowered(order: Order, product: Product, others: Iterator[Algorithm]) -> Product:
+def lowered(order: Order, product: Product, others: Iterator[Algorithm]) -> Product:
     """The product with its program, or with the reason why there is none.
 
     others: the next best schedules, the best first. One of them is taken when the best loses time in lowering, because

@@ -85,13 +85,14 @@ def with_codec(
     candidates: Collection[CodecCost],
     should_stop: Callable[[], bool],
     left_s: float | None = None,
+    on_late: Callable[[], None] = lambda: None,
 ) -> Algorithm | None:
     """The quickest schedule found with coded messages and its plan; None where none beats `uncoded_fs`.
 
     uncoded: the best schedule without a codec, in the order of its program, from which the search starts. What is found
     can be lowered, and its plan is that of its program's own order. left_s: wall-clock seconds after which no stage
     begins or goes on, the best so far is the answer (None: the request's limit). The shares of the stages are counted,
-    so that the answer depends on the clock only where the machine is too slow for them.
+    so that the answer depends on the clock only where the machine is too slow for them; then on_late is called.
     """
     topology, restrictions = request.topology, request.restrictions
     if not candidates or len(uncoded.messages) > MOST_MESSAGES:
@@ -99,7 +100,10 @@ def with_codec(
     end = time.monotonic() + (request.time_limit_s if left_s is None else left_s)
 
     def late() -> bool:
-        return should_stop() or time.monotonic() > end
+        if time.monotonic() <= end:
+            return should_stop()
+        on_late()
+        return True
 
     links = restrictions.codec_links
     allowed = frozenset(range(len(topology.links)) if links is None else links)
@@ -108,7 +112,7 @@ def with_codec(
     found: list[Choice] = []
     # What is at hand comes first: by then the rest may be left out. To code a long schedule takes all the time, though,
     # and frames of its many short chunks cost the most.
-    routes = _other_routes(request, uncoded, candidates, allowed, late, end)
+    routes = _other_routes(request, uncoded, candidates, allowed, late, end, on_late)
     at_hand = len(uncoded.messages) <= LONG
     for start in joined([uncoded], routes) if at_hand else joined(routes, [uncoded]):
         if found and late():
@@ -161,6 +165,7 @@ def _other_routes(
     allowed: frozenset[int],
     should_stop: Callable[[], bool],
     end: float,
+    on_late: Callable[[], None],
 ) -> Iterator[Algorithm]:
     """Schedules that may suit a codec better: sums that it may code, and routes for a cluster whose messages are
     shorter, between nodes and on all links.
@@ -184,10 +189,14 @@ def _other_routes(
             continue
         short = coded_links(topology, cost, some)
         asked = replace(request, topology=short, time_limit_s=ROUTES_SHARE * request.time_limit_s)
+        until = (time.monotonic() + end) / 2
         try:
-            there = synthesise(asked, None, should_stop, max(0.0, (end - time.monotonic()) / 2))
+            there = synthesise(asked, None, should_stop, max(0.0, until - time.monotonic()))
         except (Infeasible, Interrupted, NoSolutionInTime):
             continue
+        finally:
+            if time.monotonic() > until:
+                on_late()
         priced = costs(topology, there.chunk_bytes)
         usable = completions(costs(short, there.chunk_bytes), there.messages)
         messages = time_by_priority(topology, there.collective, priced, as_carried(there.messages, usable))

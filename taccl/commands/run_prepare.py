@@ -118,13 +118,15 @@ def load_program(job: Job, file: str, options: dict[str, Any]) -> tuple[Loaded, 
 def _check_against(options: dict[str, Any], loaded: Loaded, against: Loaded) -> None:
     """Raise UsageError when two programs do not do the same."""
     mine, its = loaded.collective, against.collective
-    if (mine.name, mine.root, mine.groups) != (its.name, its.root, its.groups):
-        raise UsageError(
-            f"{options['file']} does {_what(mine)}, and --against {options['against']} {_what(its)}; "
-            "they must do the same"
-        )
+    check_same_work(options["file"], mine, f"--against {options['against']}", its)
     if not options["reference"]:
         raise UsageError("--against times another program, and --no-reference says not to")
+
+
+def check_same_work(file: str, mine: Collective, other_file: str, its: Collective) -> None:
+    """Raise UsageError when two programs do not do the same."""
+    if (mine.name, mine.root, mine.groups) != (its.name, its.root, its.groups):
+        raise UsageError(f"{file} does {_what(mine)}, and {other_file} {_what(its)}; they must do the same")
 
 
 def _what(collective: Collective) -> str:

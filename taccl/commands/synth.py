@@ -129,6 +129,12 @@ DTYPES = ("float32", "float64", "float16", "bfloat16", "int32", "int64", "uint8"
 @click.option(
     "--check-up-to-date", is_flag=True, help="Write nothing; fail if FILE is not what would be made."
 )
+@click.option(
+    "--alternatives",
+    type=click.IntRange(1, 32),
+    metavar="N",
+    help="Also write the N next best schedules, to FILE.2.json, FILE.3.json, ...; `taccl choose` times them.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON document.")
 @click.pass_context
 def command(ctx: click.Context, /, **options: Any) -> None:
@@ -159,6 +165,11 @@ def command(ctx: click.Context, /, **options: Any) -> None:
             check_output(output)
     if output == "-" and options["as_json"] and sizes is None:
         raise UsageError("-o - and --json both want stdout; write the algorithm to a file")
+    if options["alternatives"]:
+        if output in (None, "-"):
+            raise UsageError("--alternatives writes files beside the one of -o FILE; name it")
+        if sizes is not None or options["check_up_to_date"]:
+            raise UsageError("--alternatives goes with neither --sweep nor --check-up-to-date")
     plain = sizes is not None or (output is not None and suffix_of(output) == ".xml")
     if plain and options["codec"] not in (None, "none"):
         raise UsageError("--codec needs -o FILE.json: MSCCL XML has no room for compression")
@@ -185,6 +196,7 @@ def command(ctx: click.Context, /, **options: Any) -> None:
         batching=options["batching"],
         codec="none" if plain else options["codec"],
         dtype=options["dtype"],
+        alternatives=options["alternatives"] or 0,
     )
     _check_together(options)
     progress = _progress if sys.stderr.isatty() else None
@@ -206,14 +218,41 @@ def command(ctx: click.Context, /, **options: Any) -> None:
         return
     if output is not None:
         write_output(output, product.text(suffix_of(output)))
+    others = _write_alternatives(product, output, bool(options["alternatives"]))
     if options["as_json"]:
-        print_json(document(product, output))
+        print_json(document(product, output) | ({"alternatives": others} if options["alternatives"] else {}))
     else:
         click.echo(_table(document(product, output)), err=output == "-")
+        for other in others:
+            what = f"{other['simulated_us']:.3f} us, {other['messages']} messages, {other['engine']}"
+            click.echo(f"{'alternative':<12} {other['path']}: {what}")
+        if options["alternatives"] and not others:
+            click.echo(f"{'alternative':<12} none: nothing else that was found comes near")
     if interruption.asked():
         where = f"written to {output}" if output else "shown above; -o FILE would have kept it"
         click.echo(f"taccl: interrupted: the best algorithm found so far was {where}", err=True)
         ctx.exit(130)
+
+
+def _write_alternatives(product: Product, output: str | None, wanted: bool) -> list[dict[str, Any]]:
+    """Write the other schedules beside the best one, and say what they are."""
+    from pathlib import Path
+
+    from taccl.alternatives import path_of
+    from taccl.produce import document, suffix_of
+
+    said: list[dict[str, Any]] = []
+    if output is None or not wanted:
+        return said
+    for number, other in enumerate(product.alternatives, 2):
+        path = path_of(output, number)
+        write_output(path, other.text(suffix_of(output)))
+        whole = document(other, path)
+        said.append({key: whole[key] for key in ("path", "engine", "partition", "messages", "simulated_us")})
+    older = path_of(output, len(said) + 2)
+    if Path(older).exists():
+        click.echo(f"taccl: warning: {older} is of an earlier call; this one wrote no such file", err=True)
+    return said
 
 
 def read_pairs(given: str | None) -> tuple[tuple[int, int], ...] | None:

@@ -1,0 +1,74 @@
+"""Several programs of one collective, timed in turns on real ranks, and the quickest of them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from taccl.runtime.bench import Loaded, measure
+from taccl.runtime.bench_settings import Settings
+from taccl.runtime.job import Job, Neighbours
+from taccl.synth.program import SENDS, Program
+
+ALIKE = 1.01  # programs nearer to the quickest than this are as quick as it
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """What one program took; the same on every rank."""
+
+    times_us: tuple[float, ...]  # of each round its median, the slowest rank's
+    wrong: int  # elements that are wrong, and bytes written outside the buffers
+    sends: int  # of all ranks
+
+    @property
+    def median_us(self) -> float:
+        """Over the rounds."""
+        return float(np.median(self.times_us))
+
+
+def time_in_turns(
+    job: Job, candidates: Sequence[tuple[Loaded, Settings]], neighbours: Neighbours, rounds: int
+) -> list[Timed]:
+    """Time every program once a round, so that what changes on the cluster meanwhile changes for all; collective.
+
+    candidates: each with settings of one size, type, reduction and mode. Results are checked in the first round. A
+    program that is wrong ends the timing of all.
+    """
+    times: list[list[float]] = [[] for _ in candidates]
+    wrong = [0] * len(candidates)
+    for turn in range(rounds):
+        for index, (loaded, settings) in enumerate(candidates):
+            asked = replace(settings, checks=0) if turn else settings
+            (row,) = measure(job, loaded, asked, neighbours)
+            (found,) = row.modes.values()
+            times[index].append(found.time.median)
+            wrong[index] += (found.wrong or 0) + found.outside
+        if any(wrong):
+            break
+    return [
+        Timed(tuple(taken), bad, _sends(loaded.program))
+        for taken, bad, (loaded, _) in zip(times, wrong, candidates, strict=True)
+    ]
+
+
+def quickest(timed: Sequence[Timed]) -> int:
+    """The index of the quickest; of those that are as quick, the first."""
+    least_us = min(one.median_us for one in timed)
+    return next(index for index, one in enumerate(timed) if one.median_us <= ALIKE * least_us)
+
+
+def digest_of(digests: Iterable[bytes], facts: object) -> bytes:
+    """SHA-256 of what all ranks must share."""
+    whole = hashlib.sha256()
+    for one in digests:
+        whole.update(one)
+    whole.update(repr(facts).encode())
+    return whole.digest()
+
+
+def _sends(program: Program) -> int:
+    return sum(step.kind in SENDS for gpu in program.gpus for tb in gpu.threadblocks for step in tb.steps)

@@ -1,0 +1,163 @@
+"""`taccl choose` on real ranks, and the alternatives that `taccl synth` writes for it."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+import runtime_programs as programs
+from click.testing import CliRunner
+from mpi_jobs import messages, taccl, taccl_but
+from native_algorithms import timed
+
+from taccl.cli import cli
+from taccl.profiles.load import load_topology
+from taccl.runtime.choose import ALIKE, Timed, quickest
+from taccl.synth.check_algorithm import check_algorithm
+from taccl.synth.collective import build
+from taccl.synth.native import read_native, write_native
+from taccl.synth.search import NEAR
+
+mpi = pytest.mark.usefixtures("needs_a_launcher")
+FAST = ("--rounds", "2", "-n", "2", "--deadline", "20")
+
+
+@pytest.fixture
+def natives(tmp_path):
+    """Two allgathers of 64 KiB on a ring of four ranks."""
+    topology = load_topology("ring:4")
+    paths = []
+    for engine in ("ring", "direct"):
+        algorithm = timed(topology, build("allgather", 4), engine, 65536)
+        paths.append(str(tmp_path / f"{engine}.json"))
+        Path(paths[-1]).write_text(write_native(algorithm, topology))
+    return paths
+
+
+@pytest.mark.mpi
+@mpi
+def test_the_quickest_is_kept_as_it_is(natives, tmp_path):
+    out = tmp_path / "best.json"
+    ended = taccl(4, "choose", *natives, "-o", str(out), *FAST, "--json")
+    assert ended.code == 0, ended.err
+    found = json.loads(ended.out)
+    assert (found["schema"], found["size_bytes"], found["mode"]) == ("taccl/choose/v1", 65536, "out_of_place")
+    programs_ = found["programs"]
+    assert [one["file"] for one in programs_] == natives
+    assert all(len(one["times_us"]) == 2 and one["predicted_time_us"] > 0 for one in programs_)
+    least_us = min(one["median_time_us"] for one in programs_)
+    chosen = next(one for one in programs_ if one["median_time_us"] <= 1.0101 * least_us)
+    assert found["chosen"] == chosen["file"] and found["path"] == str(out)
+    assert out.read_bytes() == Path(chosen["file"]).read_bytes()
+
+
+@pytest.mark.mpi
+@mpi
+def test_programs_without_a_size_or_a_model(saved):
+    ring, direct = (
+        saved(programs.ring_allgather(3, 2)),
+        saved(dataclasses.replace(programs.ring_allgather(3, 1), name="other")),
+    )
+    asked = taccl(3, "choose", ring, direct, *FAST)
+    assert asked.code == 2 and "--size is needed" in asked.err and len(messages(asked)) == 1
+    ended = taccl(3, "choose", ring, direct, "--size", "3KB", *FAST)
+    assert ended.code == 0, ended.err
+    assert ended.out.splitlines()[-1] in (f"# the quickest: {ring}", f"# the quickest: {direct}")
+
+
+@pytest.mark.mpi
+@mpi
+def test_wrong_data_are_not_chosen(saved, tmp_path):
+    program = programs.direct_alltoall(3)
+    gpu = program.gpus[0]
+    tb = gpu.threadblocks[1]
+    bad = dataclasses.replace(tb, steps=(dataclasses.replace(tb.steps[0], src_offset=0), *tb.steps[1:]))
+    gpus = (dataclasses.replace(gpu, threadblocks=(gpu.threadblocks[0], bad, *gpu.threadblocks[2:])),)
+    wrong = saved(dataclasses.replace(program, name="bad", gpus=gpus + program.gpus[1:]))
+    out = tmp_path / "best.xml"
+    ended = taccl(3, "choose", saved(program), wrong, "--size", "3000", "-o", str(out), *FAST)
+    assert ended.code == 1
+    assert messages(ended) == [f"taccl: {wrong} gives wrong data; nothing was chosen"]
+    assert not out.exists()
+
+
+@pytest.mark.mpi
+@mpi
+def test_what_cannot_be_compared_is_refused(saved, natives, tmp_path):
+    ring, exchange = saved(programs.ring_allgather(3)), saved(programs.direct_alltoall(3))
+    inside = saved(dataclasses.replace(programs.ring_allgather(3, inplace=True), name="inside"))
+    for words, said in (
+        ((ring,), "name two files or more"),
+        ((ring, exchange, "--size", "3KB"), "they must do the same"),
+        ((ring, ring, "--size", "3KB", "-o", str(tmp_path / "a.json")), "give it the suffix of"),
+        ((ring, inside, "--size", "3KB"), "no mode in common"),
+        ((ring, ring, "--size", "3KB", "-d", "float32,int32"), "on one type, not on float32, int32"),
+        ((ring, str(tmp_path / "none.xml"), "--size", "3KB"), "none.xml"),
+        ((natives[0], ring), "is a program for 4 ranks and this job has 3"),
+    ):
+        ended = taccl(3, "choose", *words, *FAST)
+        assert ended.code in (2, 3) and said in ended.err and len(messages(ended)) == 1, ended.err
+
+
+@pytest.mark.mpi
+@mpi
+def test_ranks_with_other_options_are_named(saved):
+    ring = saved(programs.ring_allgather(3))
+    ended = taccl_but(3, 1, ("--rounds", "3"), "choose", ring, ring, "--size", "3KB", *FAST)
+    assert ended.code == 86 and "rank 1 runs another list of programs" in ended.err
+
+
+def test_of_programs_that_are_as_quick_the_first_is_taken():
+    def took(*times_us: float) -> Timed:
+        return Timed(times_us, 0, 1)
+
+    assert quickest([took(100 * ALIKE), took(100), took(99.9)]) == 1
+    assert quickest([took(100 * ALIKE), took(100), took(101)]) == 0
+    assert quickest([took(9, 100, 9), took(10, 1, 10)]) == 0
+
+
+def synth(*words: str) -> dict:
+    asked = (
+        "synth", "-t", "mesh2d:2x3", "-c", "allgather", "--size", "1MB", "--engine", "greedy", "--json", *words,
+    )  # fmt: skip
+    done = CliRunner().invoke(cli, asked)
+    assert done.exit_code == 0, done.output
+    return json.loads(done.stdout)
+
+
+def test_alternatives_are_near_differ_and_leave_the_best_as_it_is(tmp_path):
+    best, alone = tmp_path / "a.json", tmp_path / "alone.json"
+    found = synth("-o", str(best), "--alternatives", "3")
+    synth("-o", str(alone))
+    assert best.read_bytes() == alone.read_bytes()
+    others = found["alternatives"]
+    assert [one["path"] for one in others] == [
+        str(tmp_path / f"a.{n}.json") for n in range(2, 2 + len(others))
+    ]
+    assert 1 <= len(others) <= 3
+    seen = []
+    for path in (best, *(one["path"] for one in others)):
+        algorithm, topology = read_native(Path(path).read_text())
+        assert not check_algorithm(algorithm, topology)
+        assert CliRunner().invoke(cli, ["verify", str(path)]).exit_code == 0
+        seen.append({(m.link, m.start_fs, m.end_fs, m.op) for m in algorithm.messages})
+    assert all(a != b for i, a in enumerate(seen) for b in seen[:i])
+    times_us = [one["simulated_us"] for one in others]
+    assert times_us == sorted(times_us) and times_us[-1] <= NEAR * found["simulated_us"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((), "name it"),
+        (("-o", "-"), "name it"),
+        (("-o", "a.json", "--check-up-to-date"), "neither --sweep nor"),
+        (("-o", "a", "--sweep", "1KB:1MB"), "neither --sweep nor"),
+    ],
+)
+def test_alternatives_need_a_file(words, said):
+    size = () if "--sweep" in words else ("--size", "1MB")
+    asked = ["synth", "-t", "ring:4", "-c", "allgather", *size, "--alternatives", "2", *words]
+    done = CliRunner().invoke(cli, asked)
+    assert done.exit_code != 0
+    assert said in str(done.exception) or said in done.output
