@@ -45,7 +45,8 @@ USUAL = COLLECTIVES[:3]
 SIZES = {"64KB": 2**16, "1MB": 2**20, "8MB": 2**23, "16MB": 2**24, "64MB": 2**26}
 USUAL_SIZES = ("64KB", "1MB", "8MB", "64MB")
 TURNS = {"64KB": 11, "1MB": 5, "8MB": 3, "16MB": 3, "64MB": 1}
-ROUNDS = {"64KB": 5, "1MB": 4, "8MB": 2, "16MB": 2, "64MB": 1}  # in which programs are chosen, one run each
+# In which programs are chosen, and runs of each in one.
+ROUNDS = {"64KB": (5, 11), "1MB": (4, 3), "8MB": (2, 1), "16MB": (2, 1), "64MB": (1, 1)}
 ALTERNATIVES = 5
 SYNTH_S = 20
 STAGES = ("links", "programs")  # to stop after
@@ -163,8 +164,9 @@ def choose(running: Cluster, usual: Path, size: str) -> tuple[Path, str, float]:
     programs = [usual, *(Path(other["path"]) for other in said.get("alternatives", ()))]
     if len(programs) == 1:
         return usual, "1 of 1", float("nan")
+    rounds, runs = map(str, ROUNDS[size])
     done = on_ranks(
-        running, "choose", *map(str, programs), "--rounds", str(ROUNDS[size]), "-n", "1", "-w", "0",
+        running, "choose", *map(str, programs), "--rounds", rounds, "-n", runs, "-w", str(int(runs != "1")),
         "--deadline", "300", "--json",
     )  # fmt: skip
     found = json.loads(done)

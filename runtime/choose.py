@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -31,19 +32,23 @@ class Timed:
 
 
 def time_in_turns(
-    job: Job, candidates: Sequence[tuple[Loaded, Settings]], neighbours: Neighbours, rounds: int
+    job: Job,
+    candidates: Sequence[tuple[Loaded, Settings]],
+    neighbours: Neighbours,
+    rounds: int,
+    data: Mapping[str, Any] | None = None,
 ) -> list[Timed]:
     """Time every program once a round, so that what changes on the cluster meanwhile changes for all; collective.
 
-    candidates: each with settings of one size, type, reduction and mode. Results are checked in the first round. A
-    program that is wrong ends the timing of all.
+    candidates: each with settings of one size, type, reduction, mode and codec. data: as of `measure`. Results are
+    checked in the first round. A program that is wrong ends the timing of all.
     """
     times: list[list[float]] = [[] for _ in candidates]
     wrong = [0] * len(candidates)
     for turn in range(rounds):
         for index, (loaded, settings) in enumerate(candidates):
             asked = replace(settings, checks=0) if turn else settings
-            (row,) = measure(job, loaded, asked, neighbours)
+            (row,) = measure(job, loaded, asked, neighbours, None, data)
             (found,) = row.modes.values()
             times[index].append(found.time.median)
             wrong[index] += (found.wrong or 0) + found.outside

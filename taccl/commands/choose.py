@@ -12,6 +12,7 @@ import click
 from taccl.commands.completion import files, topologies
 from taccl.commands.options import Quantity, Size, check_output, write_output
 from taccl.commands.run import DEADLINE_S, TRANSPORTS, RankedCommand
+from taccl.commands.run_data import read_data
 from taccl.commands.run_prepare import check_same_work, predictor, prepare, with_transport
 from taccl.errors import CheckFailed, UsageError
 from taccl.program_file import collective_options
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 # What `taccl run` would ask besides.
 PLAIN = {
-    "against": None, "calibrate": False, "codec_at": "collective", "codec_links": None, "codecs": None, "data": None,
+    "against": None, "calibrate": False, "codec_at": "collective",
     "json_path": None, "recode": False, "reference": False, "step_bytes": None, "step_factor": 2, "pace": True,
     "turns": True,
 }  # fmt: skip
@@ -70,6 +71,23 @@ PLAIN = {
     default="type",
     show_default=True,
     help="As of taccl run.",
+)
+@click.option(
+    "--codec",
+    "codecs",
+    metavar="NAME",
+    help="Code messages with it; raw: none. Default: what each file plans, else raw.",
+)
+@click.option(
+    "--codec-links",
+    type=click.Choice(("nodes", "all", "planned")),
+    help="With --codec: code messages from node to node (the default), all, or those that the file plans.",
+)
+@click.option(
+    "--data",
+    metavar="FILE",
+    shell_complete=files,
+    help="Run on the values of a .npy or .safetensors file, or of raw ones of the type of -d.",
 )
 @click.option(
     "--in-place", "inplace", is_flag=True, help="In place. Default: out of place where all files can."
@@ -125,8 +143,12 @@ def _choose(job: Job, options: dict[str, Any]) -> None:
 
     candidates = job.together("the reading of the files", lambda: _candidates(job, options))
     facts = [(settings, loaded.collective, loaded.program.name) for loaded, settings in candidates]
+    # What a codec gains depends on the values.
+    data = job.together(
+        "the reading of the data", lambda: read_data(options["data"], candidates[0][1].dtypes)
+    )
     digests = [fingerprint(loaded.program, facts) for loaded, _ in candidates]
-    asked = (options["rounds"], options["output"], options["as_json"])
+    asked = (options["rounds"], options["output"], options["as_json"], data and data.digest)
     job.agree_on(choose.digest_of(digests, asked), "list of programs")
     settings, neighbours = with_transport(job, candidates[0][1])
     predicted = job.together(
@@ -143,7 +165,9 @@ def _choose(job: Job, options: dict[str, Any]) -> None:
         (loaded, replace(settings, codecs=own.codecs, codec_links=own.codec_links))
         for loaded, own in candidates
     ]
-    timed = choose.time_in_turns(job, several, neighbours, options["rounds"])
+    timed = choose.time_in_turns(
+        job, several, neighbours, options["rounds"], None if data is None else data.values
+    )
     if neighbours.nccl is not None:
         neighbours.nccl.close(job)
     wrong = [file for file, one in zip(options["files"], timed, strict=True) if one.wrong]
@@ -193,6 +217,7 @@ def _candidates(job: Job, options: dict[str, Any]) -> list[tuple[Loaded, Setting
     for what, values in (
         ("type", {dtype.name for _, settings in found for dtype in settings.dtypes}),
         ("reduction", {op for _, settings in found for op in settings.ops}),
+        ("codec", set(found[0][1].codecs)),
     ):
         if len(values) > 1:
             raise UsageError(
