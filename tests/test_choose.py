@@ -4,6 +4,7 @@ import dataclasses
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import runtime_programs as programs
 from click.testing import CliRunner
@@ -63,6 +64,19 @@ def test_programs_without_a_size_or_a_model(saved):
     ended = taccl(3, "choose", ring, direct, "--size", "3KB", *FAST)
     assert ended.code == 0, ended.err
     assert ended.out.splitlines()[-1] in (f"# the quickest: {ring}", f"# the quickest: {direct}")
+
+
+@pytest.mark.mpi
+@mpi
+def test_with_a_codec_and_real_values(natives, tmp_path):
+    values = tmp_path / "values.npy"
+    np.save(values, np.linspace(-1, 1, 1000, dtype=np.float32))
+    how = ("--codec", "q8", "--codec-links", "all", "--data", str(values))
+    ended = taccl(4, "choose", *natives, *how, *FAST, "--json")
+    assert ended.code == 0, ended.err
+    assert json.loads(ended.out)["chosen"] in natives
+    several = taccl(4, "choose", *natives, *how, "--codec", "q8,xw", *FAST)
+    assert several.code == 2 and "on one codec, not on q8, xw" in several.err
 
 
 @pytest.mark.mpi
