@@ -14,6 +14,7 @@ from taccl.commands.options import Quantity, Size, check_output, write_output
 from taccl.commands.run import DEADLINE_S, TRANSPORTS, RankedCommand
 from taccl.commands.run_data import read_data
 from taccl.commands.run_prepare import check_same_work, predictor, prepare, with_transport
+from taccl.commands.run_report import how, transports_used, where
 from taccl.errors import CheckFailed, UsageError
 from taccl.program_file import collective_options
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from taccl.runtime.bench import Loaded
     from taccl.runtime.bench_settings import Settings
     from taccl.runtime.choose import Timed
-    from taccl.runtime.job import Job
+    from taccl.runtime.job import Job, Neighbours
 
 # What `taccl run` would ask besides.
 PLAIN = {
@@ -36,7 +37,11 @@ PLAIN = {
 @click.option(
     "-o", "--output", metavar="FILE", shell_complete=files, help="Write the quickest one there, as it is."
 )
-@click.option("--size", type=Size(), help="nccl-tests size. Default: that for which the first file was made.")
+@click.option(
+    "--size",
+    type=Size(),
+    help="nccl-tests size. Default: that for which the first file was made; XML does not say it.",
+)
 @click.option(
     "--profile",
     "--topology",
@@ -46,7 +51,7 @@ PLAIN = {
     help="Predict times on this topology; a native file brings its own.",
 )
 @click.option(
-    "--rounds", type=click.IntRange(1), default=3, show_default=True, help="In each, all files in turn."
+    "--rounds", type=click.IntRange(1), default=5, show_default=True, help="In each, all files in turn."
 )
 @click.option(
     "-n", "--iters", type=click.IntRange(1), default=3, show_default=True, help="Timed iterations of a turn."
@@ -122,8 +127,9 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     """Time several programs on real ranks and keep the quickest (under mpiexec).
 
     FILEs are MSCCL XML or native .json algorithms of one collective, as `taccl synth --alternatives` makes them.
-    They take turns, every one is checked element by element, and the slowest rank's time counts. Of programs within
-    1 % of the quickest the one that is named first is taken.
+    They take turns, every one is checked element by element, and the slowest rank's time counts. A program is taken
+    before one that is named earlier when it was quicker by 1 % in at least four of five rounds. Short times differ
+    from run to run: below some ten milliseconds give -n 20 or more.
 
         taccl synth -t cluster.yaml -c allreduce --size 64MB -o a.json --alternatives 5
 
@@ -142,24 +148,25 @@ def _choose(job: Job, options: dict[str, Any]) -> None:
     from taccl.runtime.job import fingerprint
 
     candidates = job.together("the reading of the files", lambda: _candidates(job, options))
-    facts = [(settings, loaded.collective, loaded.program.name) for loaded, settings in candidates]
     # What a codec gains depends on the values.
     data = job.together(
         "the reading of the data", lambda: read_data(options["data"], candidates[0][1].dtypes)
     )
-    digests = [fingerprint(loaded.program, facts) for loaded, _ in candidates]
+    digests = [fingerprint(loaded.program, (settings, loaded.collective)) for loaded, settings in candidates]
     asked = (options["rounds"], options["output"], options["as_json"], data and data.digest)
     job.agree_on(choose.digest_of(digests, asked), "list of programs")
     settings, neighbours = with_transport(job, candidates[0][1])
     predicted = job.together(
-        "the prediction of times", lambda: [_predicted(one, settings) for one, _ in candidates]
+        "the prediction of times", lambda: [_predicted(one, own) for one, own in candidates]
     )
     first, shows = job.rank == 0, job.rank == 0 and not options["as_json"]
-    name = candidates[0][0].collective.title
     if shows:
-        mode = settings.modes[0].replace("_", " ")
-        what = f"{name} of {settings.sizes_bytes[0]} bytes, {settings.dtypes[0].name}, {mode}"
-        print(f"# {job.ranks} ranks, {what}; {options['rounds']} rounds of {settings.iterations}", flush=True)
+        for line in (where(job, settings, neighbours), *how(candidates[0][0], settings, neighbours)):
+            print(line)
+        mode, loaded = settings.modes[0].replace("_", " "), candidates[0][0]
+        what = f"{loaded.collective.title} of {_bytes(loaded, settings)} bytes, {settings.dtypes[0].name}, {mode}"
+        times = f"warmup {settings.warmup}, iterations {settings.iterations} in each of {options['rounds']} rounds"
+        print(f"# {what}; {times}", flush=True)
     # Alike but for the coding plans of files.
     several = [
         (loaded, replace(settings, codecs=own.codecs, codec_links=own.codec_links))
@@ -176,9 +183,12 @@ def _choose(job: Job, options: dict[str, Any]) -> None:
     best = choose.quickest(timed)
     if shows:
         print(_table(options["files"], timed, predicted, best), flush=True)
-    job.together(
-        "the writing of the results", lambda: _write(options, settings, name, timed, predicted, best, first)
+    made = (
+        {}
+        if not first
+        else _document(job, candidates[0][0], settings, neighbours, options, timed, predicted, best)
     )
+    job.together("the writing of the results", lambda: _write(options, made, best, first))
 
 
 def _candidates(job: Job, options: dict[str, Any]) -> list[tuple[Loaded, Settings]]:
@@ -186,13 +196,12 @@ def _candidates(job: Job, options: dict[str, Any]) -> list[tuple[Loaded, Setting
     from dataclasses import replace
 
     names = options["files"]
-    if len(names) < 2:
-        raise UsageError("there is nothing to choose from: name two files or more")
+    if options["output"] == "-":
+        raise UsageError("-o names a file; what is written to stdout is the table, or --json's document")
     if options["output"] is not None:
-        other = [name for name in names if Path(name).suffix != Path(options["output"]).suffix]
-        if other:
+        if any(Path(name).suffix != Path(options["output"]).suffix for name in names):
             raise UsageError(
-                f"{options['output']} would be a copy of one of the files; give it the suffix of {other[0]}"
+                f"{options['output']} would be a copy of any one of the files: all must have the same suffix as it"
             )
         if job.rank == 0:
             check_output(options["output"])
@@ -201,7 +210,7 @@ def _candidates(job: Job, options: dict[str, Any]) -> list[tuple[Loaded, Setting
     for name in names:
         asked = {
             **PLAIN, **options, "file": name, "min_bytes": size or 1, "max_bytes": size or 1, "checks": 1,
-            "outofplace": False,
+            "outofplace": False, "again": f"choose {' '.join(names)}",
         }  # fmt: skip
         loaded, _, settings, _ = prepare(job, asked)
         if found:
@@ -235,51 +244,94 @@ def _size_of(file: str) -> int:
     return algorithm.size_bytes
 
 
+def _bytes(loaded: Loaded, settings: Settings) -> int:
+    """What is run: sizes are rounded to whole blocks."""
+    from taccl.runtime.bench import layouts
+
+    dtype = settings.dtypes[0]
+    return layouts(loaded.collective, dtype, settings.sizes_bytes)[0].elements * dtype.bytes
+
+
 def _predicted(loaded: Loaded, settings: Settings) -> float | None:
+    """In us; None where no cluster is known, or for coded messages, which only the planner prices."""
+    if settings.codecs != ("raw",):
+        plan = loaded.planned if settings.codec_links == "planned" else None
+        return None if plan is None or plan.size_bytes != settings.sizes_bytes[0] else plan.time_us
     predict = predictor(loaded.topology, loaded.program, loaded.collective)
     return None if predict is None else predict(settings.sizes_bytes[0])
 
 
 def _table(names: tuple[str, ...], timed: list[Timed], predicted: list[float | None], best: int) -> str:
+    from taccl.runtime.choose import beats
+
     wide = max(map(len, names))
     lines = [
-        f"# {'file':<{wide}}  {'sends':>6}  {'predicted (us)':>14}  {'time (us)':>12}  {'of the best':>11}"
+        f"# {'file':<{wide}}  {'sends':>6}  {'predicted (us)':>14}  {'time (us)':>12}  {'least':>12}  {'most':>12}  "
+        f"{'of the chosen':>13}"
     ]
     for name, one, model in zip(names, timed, predicted, strict=True):
         said = "" if model is None else f"{model:.2f}"
         ratio = one.median_us / timed[best].median_us
-        lines.append(f"  {name:<{wide}}  {one.sends:>6}  {said:>14}  {one.median_us:>12.2f}  {ratio:>11.3f}")
-    lines.append(f"# the quickest: {names[best]}")
+        times = "  ".join(f"{us:>12.2f}" for us in (one.median_us, min(one.times_us), max(one.times_us)))
+        lines.append(f"  {name:<{wide}}  {one.sends:>6}  {said:>14}  {times}  {ratio:>13.3f}")
+    lines.append(f"# chosen: {names[best]}")
+    alike = [
+        n
+        for n, one in zip(names, timed, strict=True)
+        if one is not timed[best] and not beats(timed[best], one)
+    ]
+    if alike:
+        lines.append(f"# not told apart from it: {', '.join(alike)} (more --rounds and -n might)")
     return "\n".join(lines)
 
 
-def _write(
-    options: dict[str, Any],
+def _write(options: dict[str, Any], made: dict[str, object], best: int, first: bool) -> None:
+    """On rank 0 the copy of the chosen file, and the JSON document."""
+    if not first:
+        return
+    if options["output"] is not None:
+        write_output(options["output"], Path(options["files"][best]).read_bytes())
+        if not options["as_json"]:
+            print(f"# written to {options['output']}", flush=True)
+    if options["as_json"]:
+        json.dump(made, sys.stdout, indent=2, allow_nan=False)
+        print(flush=True)
+
+
+def _document(
+    job: Job,
+    loaded: Loaded,
     settings: Settings,
-    name: str,
+    neighbours: Neighbours,
+    options: dict[str, Any],
     timed: list[Timed],
     predicted: list[float | None],
     best: int,
-    first: bool,
-) -> None:
-    """On rank 0 the copy of the quickest, and the JSON document."""
-    if not first:
-        return
+) -> dict[str, object]:
+    """The JSON document, schema taccl/choose/v1."""
+    from taccl import __version__
+    from taccl.runtime import mpi
+    from taccl.runtime.choose import beats
+
+    library = mpi.library(job.MPI)
     files = options["files"]
-    if options["output"] is not None:
-        write_output(options["output"], Path(files[best]).read_text(encoding="utf-8"))
-    if not options["as_json"]:
-        if options["output"] is not None:
-            print(f"# written to {options['output']}", flush=True)
-        return
-    document = {
+    return {
         "schema": "taccl/choose/v1",
-        "collective": name,
-        "size_bytes": settings.sizes_bytes[0],
+        "version": __version__,
+        "mpi": {"name": library.name, "version": library.version, "standard": list(library.standard)},
+        "ranks": job.ranks,
+        "collective": loaded.collective.name,
+        "size_bytes": _bytes(loaded, settings),
         "dtype": settings.dtypes[0].name,
+        "op": settings.ops[0] if settings.ops else None,
         "mode": settings.modes[0],
+        "device": settings.device,
+        "buffers": settings.buffers,
+        "transport": transports_used(settings, neighbours),
+        "codec": options["codecs"],
         "rounds": options["rounds"],
         "iterations": settings.iterations,
+        "warmup": settings.warmup,
         "chosen": files[best],
         "path": options["output"],
         "programs": [
@@ -289,9 +341,8 @@ def _write(
                 "predicted_time_us": model,
                 "median_time_us": round(one.median_us, 3),
                 "times_us": [round(time_us, 3) for time_us in one.times_us],
+                "slower": beats(timed[best], one),
             }
             for file, one, model in zip(files, timed, predicted, strict=True)
         ],
     }
-    json.dump(document, sys.stdout, indent=2, allow_nan=False)
-    print(flush=True)

@@ -78,13 +78,14 @@ class Name(click.ParamType):  # type: ignore[type-arg]
         return str(value)
 
 
-def write_output(path: str, text: str) -> None:
-    """Write a whole file or nothing; `-` is stdout. Missing directories are made.
+def write_output(path: str, text: str | bytes) -> None:
+    """Write a whole file or nothing; `-` is stdout. Missing directories are made. Text is written as UTF-8.
 
     Raises EnvironmentProblem when the place cannot be written; a file that was there before stays as it was then.
     """
     check_output(path)
-    encoded = text.encode("utf-8", "backslashreplace")  # a file name in it may be no text
+    # A file name in it may be no text.
+    encoded = text.encode("utf-8", "backslashreplace") if isinstance(text, str) else text
     if path == "-":
         # Files are UTF-8 wherever they go; what only people read is in the terminal's encoding.
         sys.stdout.flush()

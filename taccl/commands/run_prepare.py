@@ -95,7 +95,7 @@ def load_program(job: Job, file: str, options: dict[str, Any]) -> tuple[Loaded, 
     if job.ranks != program.ranks:
         raise UsageError(
             f"{file} is a program for {program.ranks} ranks and this job has {job.ranks}; start "
-            f"it with: mpiexec -n {program.ranks} taccl run {file}"
+            f"it with: mpiexec -n {program.ranks} taccl {options.get('again') or f'run {file}'}"
         )
     _check_root(file, program)
     try:

@@ -50,7 +50,7 @@ def say_devices(job: Job, settings: Settings, neighbours: Neighbours, verbose: b
         job.barrier()
 
 
-def _names(settings: Settings, neighbours: Neighbours) -> str:
+def transports_used(settings: Settings, neighbours: Neighbours) -> str:
     """The transports that the job uses."""
     ranks = len(neighbours.sharing)
     used = {name for rank in range(ranks) for name, _ in _ways(settings, neighbours, rank)}
@@ -99,14 +99,9 @@ def preamble(
     against_file: str | None,
 ) -> list[str]:
     """The lines above the table."""
-    from taccl import __version__
-    from taccl.runtime import mpi
-
-    library = mpi.library(job.MPI)
     program, collective = loaded.program, loaded.collective
     lines = [
-        f"# taccl {__version__}, {library.name} {library.version}, {job.ranks} ranks, "
-        f"{_memory(settings)} buffers, transport {_names(settings, neighbours)}",
+        where(job, settings, neighbours),
         f"# {file}: {program.name}, {collective.title}, {program.chunks_per_loop} chunks, {program.protocol}; "
         f"warmup {settings.warmup}, iterations {settings.iterations}, checks {settings.checks}",
     ]
@@ -117,16 +112,35 @@ def preamble(
     if loaded.inferred:
         option = "--demand" if collective.name == "alltoallv" else "--pairs"
         lines.append(f"# results are checked against what the program moves; {option} says what it should")
-    if settings.accumulate != "type" and collective.combining:
+    lines += how(loaded, settings, neighbours)
+    low, high = program.min_bytes, program.max_bytes
+    if settings.sizes_bytes[0] < low or (high and settings.sizes_bytes[-1] > high):
+        lines.append(f"# the file is made for sizes from {low} to {high or 'any'} bytes")
+    return [*lines, "#"]
+
+
+def where(job: Job, settings: Settings, neighbours: Neighbours) -> str:
+    """The line that says what a job ran on."""
+    from taccl import __version__
+    from taccl.runtime import mpi
+
+    library = mpi.library(job.MPI)
+    return (
+        f"# taccl {__version__}, {library.name} {library.version}, {job.ranks} ranks, "
+        f"{_memory(settings)} buffers, transport {transports_used(settings, neighbours)}"
+    )
+
+
+def how(loaded: Loaded, settings: Settings, neighbours: Neighbours) -> list[str]:
+    """Lines on sums in another type, and on coded messages."""
+    lines = []
+    if settings.accumulate != "type" and loaded.collective.combining:
         lines.append(f"# 16-bit floats are reduced in {settings.accumulate}")
     if settings.codecs != ("raw",):
         lines += _coded(settings, loaded)
         if settings.codec_links == "nodes" and len(set(neighbours.nodes)) == 1:
             lines.append("# there is one node, so that no message is coded; --codec-links all codes all")
-    low, high = program.min_bytes, program.max_bytes
-    if settings.sizes_bytes[0] < low or (high and settings.sizes_bytes[-1] > high):
-        lines.append(f"# the file is made for sizes from {low} to {high or 'any'} bytes")
-    return [*lines, "#"]
+    return lines
 
 
 def _coded(settings: Settings, loaded: Loaded) -> list[str]:
@@ -223,7 +237,7 @@ def document(
             | ({"bus_id": neighbours.devices[r]} if neighbours.devices else {})
             for r in range(job.ranks)
         ],
-        "transport": _names(settings, neighbours),
+        "transport": transports_used(settings, neighbours),
         "codec": "none" if settings.codecs == ("raw",) else ",".join(settings.codecs),
         "results": [
             table.row_json(row, name, collective.group_ranks, predicted)

@@ -133,7 +133,7 @@ DTYPES = ("float32", "float64", "float16", "bfloat16", "int32", "int64", "uint8"
     "--alternatives",
     type=click.IntRange(1, 32),
     metavar="N",
-    help="Also write the N next best schedules, to FILE.2.json, FILE.3.json, ...; `taccl choose` times them.",
+    help="Also write the N next best schedules, beside FILE.json to FILE.2.json and so on; `taccl choose` times them.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON document.")
 @click.pass_context
@@ -154,6 +154,7 @@ def command(ctx: click.Context, /, **options: Any) -> None:
 
         taccl synth --topology ndv2:1 --collective allgather --sweep 1KB:1GB -o allgather
     """
+    from taccl.alternatives import path_of
     from taccl.produce import Order, document, produce, suffix_of
 
     output, sizes = options["output"], options["sweep"]
@@ -163,6 +164,8 @@ def command(ctx: click.Context, /, **options: Any) -> None:
         suffix_of(output)
         if not options["check_up_to_date"]:
             check_output(output)
+        for number in range(2, (options["alternatives"] or 0) + 2):
+            check_output(path_of(output, number))
     if output == "-" and options["as_json"] and sizes is None:
         raise UsageError("-o - and --json both want stdout; write the algorithm to a file")
     if options["alternatives"]:
@@ -236,9 +239,10 @@ def command(ctx: click.Context, /, **options: Any) -> None:
 
 def _write_alternatives(product: Product, output: str | None, wanted: bool) -> list[dict[str, Any]]:
     """Write the other schedules beside the best one, and say what they are."""
+    from functools import partial
     from pathlib import Path
 
-    from taccl.alternatives import path_of
+    from taccl.alternatives import MOST, path_of
     from taccl.produce import document, suffix_of
 
     said: list[dict[str, Any]] = []
@@ -249,9 +253,11 @@ def _write_alternatives(product: Product, output: str | None, wanted: bool) -> l
         write_output(path, other.text(suffix_of(output)))
         whole = document(other, path)
         said.append({key: whole[key] for key in ("path", "engine", "partition", "messages", "simulated_us")})
-    older = path_of(output, len(said) + 2)
-    if Path(older).exists():
-        click.echo(f"taccl: warning: {older} is of an earlier call; this one wrote no such file", err=True)
+    others = map(partial(path_of, output), range(len(said) + 2, MOST + 2))
+    older = [path for path in others if Path(path).exists()]
+    if older:
+        what = "was not written by this call" if len(older) == 1 else "were not written by this call"
+        click.echo(f"taccl: warning: {', '.join(older)} {what}: remove what is out of date", err=True)
     return said
 
 
