@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -75,15 +74,6 @@ def quickest(timed: Sequence[Timed]) -> int:
         if beats(one, timed[best]):
             best = index
     return best
-
-
-def digest_of(digests: Iterable[bytes], facts: object) -> bytes:
-    """SHA-256 of what all ranks must share."""
-    whole = hashlib.sha256()
-    for one in digests:
-        whole.update(one)
-    whole.update(repr(facts).encode())
-    return whole.digest()
 
 
 def _sends(program: Program) -> int:

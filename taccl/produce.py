@@ -163,7 +163,7 @@ def produce(
     elif scaled:
         algorithm = synthesise_at_scale(request, on_progress, should_stop)
     else:
-        several = synthesise_several(request, on_progress, should_stop, max(MOST_OTHERS, MOST_LOOKED))
+        several = synthesise_several(request, on_progress, should_stop, MOST_LOOKED)
         algorithm = next(several)
         others, left = tee(several)
         others, left = islice(others, MOST_OTHERS), chain((algorithm,), left)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from taccl.synth.program import Program, RankProgram, Step, Threadblock
 
 
@@ -49,6 +51,16 @@ def direct_alltoall(n, k=1):
                 tbs.append((p, p, 0, [("s", "i", p * k, "o", r * k, k), ("r", "i", r * k, "o", p * k, k)]))
         gpus.append((n * k, n * k, 0, tbs))
     return program("alltoall", n, n * k, gpus)
+
+
+def wrong_alltoall(n):
+    """As direct_alltoall, but rank 0 sends the first peer its own block."""
+    right = direct_alltoall(n)
+    gpu = right.gpus[0]
+    copy, tb, *rest = gpu.threadblocks
+    bad = replace(tb, steps=(replace(tb.steps[0], src_offset=0), *tb.steps[1:]))
+    gpus = (replace(gpu, threadblocks=(copy, bad, *rest)), *right.gpus[1:])
+    return replace(right, name="bad", gpus=gpus)
 
 
 def inplace_exchange(n):

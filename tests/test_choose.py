@@ -84,11 +84,7 @@ def test_with_a_codec_and_real_values(natives, tmp_path):
 @mpi
 def test_wrong_data_are_not_chosen(saved, tmp_path):
     program = programs.direct_alltoall(3)
-    gpu = program.gpus[0]
-    tb = gpu.threadblocks[1]
-    bad = dataclasses.replace(tb, steps=(dataclasses.replace(tb.steps[0], src_offset=0), *tb.steps[1:]))
-    gpus = (dataclasses.replace(gpu, threadblocks=(gpu.threadblocks[0], bad, *gpu.threadblocks[2:])),)
-    wrong = saved(dataclasses.replace(program, name="bad", gpus=gpus + program.gpus[1:]))
+    wrong = saved(programs.wrong_alltoall(3))
     out = tmp_path / "best.xml"
     ended = taccl(3, "choose", saved(program), wrong, "--size", "3000", "-o", str(out), *FAST)
     assert ended.code == 1

@@ -98,12 +98,7 @@ def test_one_program_against_another(saved, tmp_path):
 @pytest.mark.mpi
 @mpi
 def test_a_wrong_program_to_run_against_is_named(saved):
-    program = programs.direct_alltoall(3)
-    gpu = program.gpus[0]
-    tb = gpu.threadblocks[1]
-    bad = dataclasses.replace(tb, steps=(dataclasses.replace(tb.steps[0], src_offset=0), *tb.steps[1:]))
-    gpus = (dataclasses.replace(gpu, threadblocks=(gpu.threadblocks[0], bad, *gpu.threadblocks[2:])),)
-    path = saved(dataclasses.replace(program, name="bad", gpus=gpus + program.gpus[1:]))
+    program, path = programs.direct_alltoall(3), saved(programs.wrong_alltoall(3))
     ended = taccl(3, "run", saved(program), "--against", path, "-b", "3000", "-e", "3000", *FAST)
     assert ended.code == 1 and messages(ended) == ["taccl: --against: bad gives wrong data"]
 
@@ -166,12 +161,7 @@ def test_alltoallv_and_both_modes_and_json_file(saved, tmp_path):
 @pytest.mark.mpi
 @mpi
 def test_wrong_data_fails_with_code_1_on_every_rank(saved):
-    program = programs.direct_alltoall(3)
-    gpu = program.gpus[0]
-    tb = gpu.threadblocks[1]
-    bad = dataclasses.replace(tb, steps=(dataclasses.replace(tb.steps[0], src_offset=0), *tb.steps[1:]))
-    gpus = (dataclasses.replace(gpu, threadblocks=(gpu.threadblocks[0], bad, *gpu.threadblocks[2:])),)
-    path = saved(dataclasses.replace(program, gpus=gpus + program.gpus[1:]))
+    path = saved(programs.wrong_alltoall(3))
     ended = taccl(3, "run", path, "-b", "3000", "-e", "3000", *FAST)
     assert ended.code == 1
     assert rows(ended.out)[0][8] == "250" and "250 FAILED" in ended.out

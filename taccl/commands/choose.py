@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from taccl.commands.completion import files, topologies
-from taccl.commands.options import Quantity, Size, check_output, write_output
-from taccl.commands.run import DEADLINE_S, TRANSPORTS, RankedCommand
+from taccl.commands.completion import files
+from taccl.commands.options import Size, check_output, write_output
+from taccl.commands.run import RankedCommand
 from taccl.commands.run_data import read_data
+from taccl.commands.run_options import DEADLINE_S, execution_options
 from taccl.commands.run_prepare import check_same_work, predictor, prepare, with_transport
 from taccl.commands.run_report import how, transports_used, where
 from taccl.errors import CheckFailed, UsageError
@@ -27,8 +28,7 @@ if TYPE_CHECKING:
 # What `taccl run` would ask besides.
 PLAIN = {
     "against": None, "calibrate": False, "codec_at": "collective",
-    "json_path": None, "recode": False, "reference": False, "step_bytes": None, "step_factor": 2, "pace": True,
-    "turns": True,
+    "json_path": None, "recode": False, "reference": False, "step_bytes": None, "step_factor": 2,
 }  # fmt: skip
 
 
@@ -41,14 +41,6 @@ PLAIN = {
     "--size",
     type=Size(),
     help="nccl-tests size. Default: that for which the first file was made; XML does not say it.",
-)
-@click.option(
-    "--profile",
-    "--topology",
-    "topology",
-    metavar="T",
-    shell_complete=topologies,
-    help="Predict times on this topology; a native file brings its own.",
 )
 @click.option(
     "--rounds", type=click.IntRange(1), default=5, show_default=True, help="In each, all files in turn."
@@ -71,56 +63,16 @@ PLAIN = {
 )
 @click.option("--op", help="sum prod min max avg. Default: the file's. Only for collectives that reduce.")
 @click.option(
-    "--accumulate",
-    type=click.Choice(("type", "float32")),
-    default="type",
-    show_default=True,
-    help="As of taccl run.",
-)
-@click.option(
     "--codec",
     "codecs",
     metavar="NAME",
     help="Code messages with it; raw: none. Default: what each file plans, else raw.",
 )
 @click.option(
-    "--codec-links",
-    type=click.Choice(("nodes", "all", "planned")),
-    help="With --codec: code messages from node to node (the default), all, or those that the file plans.",
-)
-@click.option(
-    "--data",
-    metavar="FILE",
-    shell_complete=files,
-    help="Run on the values of a .npy or .safetensors file, or of raw ones of the type of -d.",
-)
-@click.option(
     "--in-place", "inplace", is_flag=True, help="In place. Default: out of place where all files can."
 )
-@click.option(
-    "--transport", type=click.Choice(TRANSPORTS), default="auto", show_default=True, help="As of taccl run."
-)
-@click.option(
-    "--buffers",
-    type=click.Choice(("private", "shared")),
-    default="private",
-    show_default=True,
-    help="As of taccl run.",
-)
-@click.option(
-    "--device",
-    type=click.Choice(("auto", "host", "cuda")),
-    default="host",
-    show_default=True,
-    help="As of taccl run.",
-)
-@click.option(
-    "--deadline",
-    type=Quantity("s", 0.1, 1e6),
-    metavar="S",
-    help="Seconds without progress after which the job is ended. Default: as of taccl run.",
-)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of the table.")
+@execution_options
 @collective_options
 @click.pass_context
 def command(ctx: click.Context, /, **options: Any) -> None:
@@ -154,7 +106,7 @@ def _choose(job: Job, options: dict[str, Any]) -> None:
     )
     digests = [fingerprint(loaded.program, (settings, loaded.collective)) for loaded, settings in candidates]
     asked = (options["rounds"], options["output"], options["as_json"], data and data.digest)
-    job.agree_on(choose.digest_of(digests, asked), "list of programs")
+    job.agree_on(fingerprint(candidates[0][0].program, (digests, asked)), "list of programs")
     settings, neighbours = with_transport(job, candidates[0][1])
     predicted = job.together(
         "the prediction of times", lambda: [_predicted(one, own) for one, own in candidates]

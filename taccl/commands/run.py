@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from taccl.commands.completion import files, topologies
-from taccl.commands.options import Quantity
+from taccl.commands.completion import files
 from taccl.commands.run_data import read_data
-from taccl.commands.run_devices import DEVICE_TRANSPORTS
+from taccl.commands.run_options import DEADLINE_S, execution_options
 from taccl.commands.run_prepare import prediction, predictor, prepare, with_transport
 from taccl.commands.run_report import calibrated, document, preamble, say_devices, say_turns, write
 from taccl.errors import UsageError
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
     from taccl.runtime.calibration import Calibration
     from taccl.runtime.job import Job
 
-TRANSPORTS = ("auto", "shm", "mpi", *DEVICE_TRANSPORTS)
-DEADLINE_S = 30.0  # default; see bench.patience_s
 UNITS = {
     "": 1, "B": 1,
     "K": 2**10, "M": 2**20, "G": 2**30, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30,
@@ -62,14 +59,6 @@ class RankedCommand(click.Command):
 
 @click.command(cls=RankedCommand)
 @click.argument("file", type=click.Path(exists=False, dir_okay=False))
-@click.option(
-    "--profile",
-    "--topology",
-    "topology",
-    metavar="T",
-    shell_complete=topologies,
-    help="Predict times on this topology; a native file brings its own.",
-)
 @click.option("-b", "--min-bytes", type=Size(), default="1K", show_default=True, help="Smallest size.")
 @click.option("-e", "--max-bytes", type=Size(), default="64M", show_default=True, help="Largest size.")
 @click.option(
@@ -104,13 +93,6 @@ class RankedCommand(click.Command):
     "collectives that reduce.",
 )
 @click.option("-r", "nccl_root", type=click.IntRange(0), help="nccl-tests' name for --root.")
-@click.option(
-    "--accumulate",
-    type=click.Choice(("type", "float32")),
-    default="type",
-    show_default=True,
-    help="Reduce float16 and bfloat16 in their own type at every step, or in float32 until the end.",
-)
 @click.option("--in-place", "inplace", is_flag=True, help="Only in place.")
 @click.option(
     "--out-of-place",
@@ -119,43 +101,11 @@ class RankedCommand(click.Command):
     help="Only out of place. Default: each mode that the file claims.",
 )
 @click.option(
-    "--transport",
-    type=click.Choice(TRANSPORTS),
-    default="auto",
-    show_default=True,
-    help="How messages travel; a forced one fails rather than falls back.",
-)
-@click.option(
-    "--buffers",
-    type=click.Choice(("private", "shared")),
-    default="private",
-    show_default=True,
-    help="Memory of the collective's buffers: a program's own, or the executor's, which other ranks read.",
-)
-@click.option(
-    "--pace/--no-pace",
-    default=True,
-    show_default=True,
-    help="Between nodes keep the program's order of messages, and send them in confirmed segments.",
-)
-@click.option(
-    "--turns/--no-turns",
-    default=True,
-    show_default=True,
-    help="With --pace: messages that share an uplink take the turns that the model of the cluster gives them, where "
-    "--profile or a native file has one.",
-)
-@click.option(
     "--codec",
     "codecs",
     metavar="NAMES",
     help="Code messages with one codec, or with several in turn: raw (none) xw bf16 bf16-xw q8 fp8 zstd. Default: "
     "what the file plans, else raw.",
-)
-@click.option(
-    "--codec-links",
-    type=click.Choice(("nodes", "all", "planned")),
-    help="With --codec: code messages from node to node (the default), all, or those that the file plans.",
 )
 @click.option(
     "--codec-at",
@@ -166,26 +116,6 @@ class RankedCommand(click.Command):
 )
 @click.option(
     "--recode", is_flag=True, help="Let a lossy codec code partial sums again at every hop of a reduction."
-)
-@click.option(
-    "--data",
-    metavar="FILE",
-    shell_complete=files,
-    help="Run on the values of a .npy or .safetensors file, or of raw ones of the first type of -d.",
-)
-@click.option(
-    "--device",
-    type=click.Choice(("auto", "host", "cuda")),
-    default="host",
-    show_default=True,
-    help="Where the buffers are.",
-)
-@click.option(
-    "--deadline",
-    type=Quantity("s", 0.1, 1e6),
-    metavar="S",
-    help="Seconds without progress after which the job is ended. Default: 30, or a second for each 5 MB of the "
-    "size where that is longer. MPI may take 10 s to start in any case.",
 )
 @click.option(
     "--reference/--no-reference", default=True, show_default=True, help="Time MPI's own collective beside it."
@@ -214,6 +144,7 @@ class RankedCommand(click.Command):
     is_flag=True,
     help="Say which transport and memory each rank uses, and which sizes take turns.",
 )
+@execution_options
 @collective_options
 @click.pass_context
 def command(ctx: click.Context, /, **options: Any) -> None:
