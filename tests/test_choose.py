@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import runtime_programs as programs
 from click.testing import CliRunner
-from mpi_jobs import messages, taccl, taccl_but
+from mpi_jobs import launch, messages, taccl, taccl_but
 from native_algorithms import timed
 
 from taccl.cli import cli
@@ -65,6 +65,33 @@ def test_programs_without_a_size_or_a_model(saved):
     ended = taccl(3, "choose", ring, direct, "--size", "3KB", *FAST)
     assert ended.code == 0, ended.err
     assert f"# chosen: {ring}" in ended.out or f"# chosen: {direct}" in ended.out
+
+
+OVERWRITTEN = """
+import sys
+from pathlib import Path
+from taccl import entry
+from taccl.runtime import choose
+time_in_turns = choose.time_in_turns
+def overwrite_first(job, *rest):
+    for name in sys.argv[2:4] if job.rank == 0 else ():
+        Path(name).write_text("{}")
+    return time_in_turns(job, *rest)
+choose.time_in_turns = overwrite_first
+sys.argv = ["taccl", *sys.argv[1:]]
+entry.main()
+"""
+
+
+@pytest.mark.mpi
+@mpi
+def test_what_is_written_is_what_was_timed(natives, tmp_path):
+    before = {Path(name).read_bytes() for name in natives}
+    out = tmp_path / "best.json"
+    ended = launch(4, "-c", OVERWRITTEN, "choose", *natives, "-o", str(out), *FAST)
+    assert ended.code == 0, ended.err
+    assert all(Path(name).read_text() == "{}" for name in natives)
+    assert out.read_bytes() in before
 
 
 @pytest.mark.mpi

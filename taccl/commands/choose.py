@@ -107,6 +107,11 @@ def _choose(job: Job, options: dict[str, Any]) -> None:
     digests = [fingerprint(loaded.program, (settings, loaded.collective)) for loaded, settings in candidates]
     asked = (options["rounds"], options["output"], options["as_json"], data and data.digest)
     job.agree_on(fingerprint(candidates[0][0].program, (digests, asked)), "list of programs")
+    # What is written is what was timed, whatever becomes of the files meanwhile.
+    kept = job.together(
+        "the reading of the files",
+        lambda: [Path(f).read_bytes() if job.rank == 0 else b"" for f in options["files"]],
+    )
     settings, neighbours = with_transport(job, candidates[0][1])
     predicted = job.together(
         "the prediction of times", lambda: [_predicted(one, own) for one, own in candidates]
@@ -140,7 +145,7 @@ def _choose(job: Job, options: dict[str, Any]) -> None:
         if not first
         else _document(job, candidates[0][0], settings, neighbours, options, timed, predicted, best)
     )
-    job.together("the writing of the results", lambda: _write(options, made, best, first))
+    job.together("the writing of the results", lambda: _write(options, made, kept[best], first))
 
 
 def _candidates(job: Job, options: dict[str, Any]) -> list[tuple[Loaded, Settings]]:
@@ -237,12 +242,12 @@ def _table(names: tuple[str, ...], timed: list[Timed], predicted: list[float | N
     return "\n".join(lines)
 
 
-def _write(options: dict[str, Any], made: dict[str, object], best: int, first: bool) -> None:
-    """On rank 0 the copy of the chosen file, and the JSON document."""
+def _write(options: dict[str, Any], made: dict[str, object], chosen: bytes, first: bool) -> None:
+    """On rank 0 the copy of the chosen file, of these bytes, and the JSON document."""
     if not first:
         return
     if options["output"] is not None:
-        write_output(options["output"], Path(options["files"][best]).read_bytes())
+        write_output(options["output"], chosen)
         if not options["as_json"]:
             print(f"# written to {options['output']}", flush=True)
     if options["as_json"]:
