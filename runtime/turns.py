@@ -11,7 +11,8 @@ later one.
 Order is kept, times are not: a link that is slower than its profile makes all that follows later, and nothing jumps a
 queue. Messages that fit into the window have no turns: several of them are on their way together, so that no link waits
 for an answer. To hand a turn over takes a round trip and a look of each of two ranks, so only messages that take many
-times as long have turns.
+times as long have turns. And where ranks share cores, only messages on links so slow that the wire sets the pace: on
+quicker ones it is the cores, which give each flow its time when they like, and in turns all wait for the slowest.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ Key = tuple[int, int, int]  # of a message: source, destination, tag
 WINDOW_BYTES = 128 << 10
 HANDOVER_FS = 400 * FS_PER_US  # of a turn, beside two latencies, where ranks share cores
 WORTH_HANDOVERS = 8  # a message takes so many times as long as the handing over of its turn
+# The window takes so long at least where ranks share cores: a time slice, for which a rank may be without a core.
+SLICE_FS = 3000 * FS_PER_US
 MOST_MESSAGES = 20_000  # of more, a simulation takes seconds
 MOST_TRIALS = 64  # of changing gates one by one
 TRIED_OPERATIONS = 500_000  # in all trials together
@@ -83,7 +86,7 @@ def turns(
     index = {(gpu.rank, tb.id): n for gpu in program.gpus for n, tb in enumerate(gpu.threadblocks)}
     price = costs(topology, collective.chunk_bytes(size_bytes))
     # A simulation's activities stand in the order of their starts.
-    messages = [
+    long = [
         activity
         for activity in simulated.activities
         if activity.kind == "message"
@@ -91,6 +94,13 @@ def turns(
         and activity.count * chunk_bytes > WINDOW_BYTES
         and _is_long(activity, price.alpha_fs[activity.link])
     ]
+    messages = [
+        message
+        for message in long
+        if not topology.load_us or _is_slow(message, chunk_bytes, price.alpha_fs[message.link])
+    ]
+    if long and not messages:
+        return Turns({}, "the ranks share cores, and their links are too quick for turns")
     keys = [(a.rank, a.dst, order.send_tag[a.rank, index[a.rank, a.threadblock], a.step]) for a in messages]
     users: defaultdict[int, list[int]] = defaultdict(list)  # of each resource the messages so far
     found: dict[Key, tuple[Gate, ...]] = {}
@@ -151,8 +161,17 @@ def _without_circles(plans: Sequence[Plan], found: dict[Key, tuple[Gate, ...]], 
 
 def _is_long(message: Activity, alpha_fs: int) -> bool:
     """Whether handing turns over is short beside it."""
-    lasts = message.end_fs - message.start_fs - alpha_fs
-    return lasts >= WORTH_HANDOVERS * (2 * alpha_fs + HANDOVER_FS)
+    return _lasts_fs(message, alpha_fs) >= WORTH_HANDOVERS * (2 * alpha_fs + HANDOVER_FS)
+
+
+def _is_slow(message: Activity, chunk_bytes: int, alpha_fs: int) -> bool:
+    """Whether the window takes a time slice on its link."""
+    return _lasts_fs(message, alpha_fs) * WINDOW_BYTES >= SLICE_FS * message.count * chunk_bytes
+
+
+def _lasts_fs(message: Activity, alpha_fs: int) -> int:
+    """How long it has its link."""
+    return message.end_fs - message.start_fs - alpha_fs
 
 
 def _held_up_by(

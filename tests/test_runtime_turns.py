@@ -1,5 +1,6 @@
 """Which message waits for which one on an uplink."""
 
+from dataclasses import replace
 from fractions import Fraction
 from itertools import permutations
 
@@ -37,9 +38,9 @@ def gates_of(nodes, pairs, slow=(), chunks=1, chunk_bytes=MB):
     return turns_of(nodes, pairs, slow, chunks, chunk_bytes).gates
 
 
-def turns_of(nodes, pairs, slow=(), chunks=1, chunk_bytes=MB, channel=0):
+def turns_of(nodes, pairs, slow=(), chunks=1, chunk_bytes=MB, channel=0, topology=None):
     """Of messages between pairs of ranks, each of some chunks in messages of their own, all ready at once."""
-    topology = cluster(nodes, slow)
+    topology = topology or cluster(nodes, slow)
     ranks = topology.ranks
     gpus = []
     for rank in range(ranks):
@@ -132,6 +133,23 @@ def test_a_program_of_too_many_messages_has_none_and_says_so(monkeypatch):
     monkeypatch.setattr(turns_module, "MOST_MESSAGES", 1)
     found = turns_of(nodes, pairs)
     assert found.gates == {} and found.why_none == "the program has more than 1 messages"
+
+
+@pytest.mark.parametrize(("load_us", "mbps", "takes"), [(0, 800, True), (1, 360, False), (1, 340, True)])
+def test_ranks_that_share_cores_take_turns_on_links_that_need_a_time_slice_for_the_window(
+    load_us, mbps, takes
+):
+    """128 KB in 3 ms are 349.5 Mbit/s."""
+    nodes, beta = [(0, 1), (2,), (3,)], Fraction(8_000_000, mbps)
+    even = cluster(nodes)
+    links = tuple(replace(link, beta_us_per_mb=beta) if link.ports else link for link in even.links)
+    ports = tuple(replace(port, beta_us_per_mb=beta) for port in even.ports)
+    topology = replace(even, links=links, ports=ports, load_us=Fraction(load_us))
+    found = turns_of(nodes, [(0, 2), (1, 3)], chunk_bytes=4 * MB, topology=topology)
+    assert bool(found.gates) == takes
+    assert found.why_none == (
+        "" if takes else "the ranks share cores, and their links are too quick for turns"
+    )
 
 
 def test_a_program_that_no_loader_takes_has_none_and_says_so():
