@@ -45,7 +45,7 @@ from tests.cluster.namespaces import Cluster, cluster, why_not  # noqa: E402
 
 NODES, RANKS_PER_NODE = 4, 2
 TURNS, SHORT_TURNS = 3, 9
-SHORT_S = 0.25  # of a size on one uplink, below which the noise of shared cores wants more turns
+SHORT_S = 0.6  # of a size on one uplink, below which the noise of shared cores wants more turns
 SYNTH_S = 10
 LARGEST_CHUNK = 1 << 20
 # Sums of lossy codecs need one that sends no partial sum with coded parts: within nodes first, then directly.
