@@ -35,6 +35,7 @@ MAX_NOTED = 10_000  # errors after which reading stops
 MAX_DIGITS = 60  # of a number
 MAX_SOURCE_LINE = 200  # longer lines are not repeated under a message
 
+_TOO_DEEP = f"values are nested deeper than {MAX_DEPTH} levels"
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _NOT_YAML = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _LINE_BREAK = re.compile("\r\n|[\n\r\x85\u2028\u2029]")
@@ -201,6 +202,10 @@ def _note_syntax(findings: Findings, error: yaml.YAMLError) -> None:
     problem = str(getattr(error, "problem", None) or getattr(error, "reason", None) or error)
     context = getattr(error, "context", None)
     mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+    line, column = (mark.line + 1, mark.column + 1) if mark else (0, 0)
+    if "nesting depth" in problem:  # libyaml from 0.2.6 on has a limit too, and meets it looking ahead
+        findings.add(line, column, "Y009", _TOO_DEEP)
+        return
     help = ""
     if "'\\t'" in problem or "tab" in problem or "cannot start any token" in problem:
         help = "indent with spaces: YAML allows no tabs there; put text that begins with @ or ` in quotes"
@@ -209,7 +214,7 @@ def _note_syntax(findings: Findings, error: yaml.YAMLError) -> None:
     elif "could not find expected ':'" in problem:
         help = "each key of a mapping is followed by a colon and a space"
     message = f"the YAML cannot be read: {problem}" + (f" ({context})" if context else "")
-    findings.add(mark.line + 1 if mark else 0, mark.column + 1 if mark else 0, "Y005", message, help)
+    findings.add(line, column, "Y005", message, help)
 
 
 class _Composer:
@@ -251,7 +256,7 @@ class _Composer:
         if isinstance(event, yaml.AliasEvent):
             return self.alias(event)
         if depth > MAX_DEPTH:
-            self.stop(event, "Y009", f"values are nested deeper than {MAX_DEPTH} levels")
+            self.stop(event, "Y009", _TOO_DEEP)
         if event.anchor is not None:
             self.anchors[event.anchor] = None
         self.grow(event, 1)
