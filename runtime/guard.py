@@ -38,6 +38,7 @@ FORKED_S = 2.0  # by then a launcher has started all ranks of a host
 FOR_EVER = math.inf
 END_S = 1.0  # from the word to the launcher that the job is ended to the end of its ranks
 INTERRUPT_S = 0.3  # after it has ended another rank, Ctrl-C comes here
+REAPED_S = 0.5  # from the end of what a process has open to its own, with all its threads
 SPOKEN_S = 0.2  # from a rank's last word to its passing on
 LINGER_S = 10.0  # the longest that the voice is held after the rank's end, while the launcher ends the others
 NOTE_BYTES = 1024
@@ -187,11 +188,11 @@ class Guard:
             if not word and (heard or time.monotonic() >= look_at):
                 look_at = time.monotonic() + TICK_S
                 # A launcher that has ended this rank had started all of them, and one that is not there was the cause.
-                siblings.look(starting and (heard or time.monotonic() - begin > FORKED_S))
+                siblings.look(starting and (heard or time.monotonic() - begin > FORKED_S), ended=heard)
             if heard and not word:
                 if leaving or process_state(launcher) in "ZX":
                     break  # in order, or with its job
-                # Where the launcher has ended this rank because of another one, that one is named.
+                # Where this rank has ended because of another one, that one is named.
                 said = (
                     f"{siblings.gone} ended before all ranks had started MPI"
                     if siblings.gone and starting
@@ -287,6 +288,11 @@ class Siblings:
         self._place, self._launcher = place, launcher
         self._seen: dict[int, int] = {}  # process -> rank
         self._stops: dict[int, float] = {}  # process that is stopped -> since when
+        # The system lists what has become ready in the order in which it did, however late that is read. So all
+        # who ask agree on who ended first: one rank's end makes others end, by their MPI or by the launcher.
+        self._ends = select.epoll() if hasattr(os, "pidfd_open") else None
+        self._handles: dict[int, int] = {}  # handle of a process -> rank
+        self._order: list[int] = []  # ranks as they ended
         # A parent that has a rank itself is a wrapper of one rank.
         self._known = self._number(launcher) is None
 
@@ -298,8 +304,8 @@ class Siblings:
             return None
         return next((int(one[len(name) :]) for one in environment if one.startswith(name)), None)
 
-    def look(self, all_forked: bool) -> None:
-        """See who is there. all_forked: whether who was never there has ended."""
+    def look(self, all_forked: bool, ended: bool = False) -> None:
+        """See who is there. all_forked: whether who was never there has ended; ended: whether this rank has."""
         listed: list[str] = []
         try:  # Open MPI's daemons start ranks from several threads
             for thread in Path(f"/proc/{self._launcher}/task").iterdir():
@@ -311,17 +317,44 @@ class Siblings:
         for process in map(int, listed):
             if process not in self._seen and (number := self._number(process)) is not None:
                 self._seen[process] = number
-        ended = []
+                self._expect(process, number)
+        first: list[int] = []
         if all_forked and len(self._seen) < self._place.local:
             everywhere = self._place.local == self._place.ranks
-            ended = sorted({*range(self._place.ranks)} - {*self._seen.values()}) if everywhere else [-1]
-        # Others may have ended because of the first one, whom the launcher has looked after by then.
-        states = {number: process_state(process) for process, number in self._seen.items()}
-        ended += [number for state in "XZ" for number in states if states[number] == state]
-        ended = [number for number in ended if number != self._place.rank]
-        if ended:
-            self.gone = f"rank {ended[0]}" if ended[0] >= 0 else "another rank of this host"
+            first = sorted({*range(self._place.ranks)} - {*self._seen.values()}) if everywhere else [-1]
+        first += self._ended(ended)
+        if first and first[0] != self._place.rank:
+            self.gone = f"rank {first[0]}" if first[0] >= 0 else "another rank of this host"
             self.gone_since = time.monotonic()
+
+    def _expect(self, process: int, number: int) -> None:
+        if self._ends is None:
+            return
+        try:
+            handle = os.pidfd_open(process)
+            self._handles[handle] = number
+            self._ends.register(handle, select.EPOLLIN | select.EPOLLONESHOT)
+        except ProcessLookupError:
+            self._order.append(number)
+        except OSError:  # no such call in this kernel or container, or too many open files
+            self._ends = None
+
+    def _ended(self, own: bool) -> list[int]:
+        """Ranks that have ended, the first one first. own: this one has, or is about to; it is waited for."""
+        if self._ends is None:
+            # The launcher has looked after the first one by then, and others may have ended because of it.
+            states = {number: process_state(process) for process, number in self._seen.items()}
+            ended = [number for state in "XZ" for number in states if states[number] == state]
+            return [number for number in ended if number != self._place.rank]
+        until = time.monotonic() + REAPED_S
+        while True:
+            self._order += [self._handles[handle] for handle, _ in self._ends.poll(0)]
+            missed = (
+                own and self._place.rank in self._handles.values() and self._place.rank not in self._order
+            )
+            if not missed or time.monotonic() > until:
+                return self._order
+            time.sleep(0.001)
 
     def stopped(self, least_s: float) -> int | None:
         """A rank that has been stopped for so long, as far as it was looked at."""

@@ -15,6 +15,7 @@ import runtime_programs as programs
 from taccl.errors import EnvironmentProblem
 from taccl.runtime.bind import Bound, Buffers, compile_program
 from taccl.runtime.dtypes import DTYPES
+from taccl.runtime.guard import process_state
 from taccl.runtime.job import Job, fingerprint
 from taccl.runtime.layout import Layout
 from taccl.runtime.mpi import launcher
@@ -32,6 +33,8 @@ def fail(how: str) -> None:
         os.kill(os.getpid(), signal.SIGSTOP)
     elif how == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
+    elif how == "unseen":
+        kill_unseen()
     elif how == "sleep":
         time.sleep(600)
     elif how == "raise":
@@ -45,14 +48,42 @@ def fail(how: str) -> None:
     elif how == "interrupt":
         os.kill(os.getsid(0), signal.SIGINT)  # the test starts mpiexec in a session of its own
     elif how == "interrupts":  # from the terminal, and the launcher's copies of it
-        ranks = Path(f"/proc/{os.getppid()}/task/{os.getppid()}/children").read_text().split()
+        ranks = children(os.getppid())
         if os.fork() == 0:
             for _ in range(20):
                 for rank in ranks:
                     with contextlib.suppress(ProcessLookupError):
-                        os.kill(int(rank), signal.SIGINT)
+                        os.kill(rank, signal.SIGINT)
                 time.sleep(0.002)
             os._exit(0)
+
+
+def children(process: int) -> list[int]:
+    listed = (one.read_text().split() for one in Path(f"/proc/{process}/task").glob("*/children"))
+    return [int(child) for one in listed for child in one]
+
+
+def kill_unseen() -> None:
+    """Die, and all others after it, while no child process of a rank can run; then this one's goes on first."""
+    victim = os.getpid()
+    ranks = children(os.getppid())
+    guards = sorted(
+        (child for rank in ranks for child in children(rank)), key=lambda one: one in children(victim)
+    )
+    for one in guards:
+        os.kill(one, signal.SIGSTOP)
+    if os.fork() == 0:
+        os.setsid()
+        os.closerange(0, 1024)
+        for rank in sorted(ranks, key=lambda one: one != victim):
+            os.kill(rank, signal.SIGKILL)
+            while process_state(rank) not in "ZX":
+                time.sleep(0.001)
+        os.kill(guards.pop(), signal.SIGCONT)
+        time.sleep(1.0)
+        for one in guards:
+            os.kill(one, signal.SIGCONT)
+        os._exit(0)
 
 
 def stop() -> None:

@@ -138,25 +138,59 @@ signal.pause()
 """
 
 
-def test_ranks_that_threads_of_the_launcher_have_started_are_seen():
-    """As Open MPI's daemons on other hosts do. Of two that have ended the launcher looked after rank 1 first."""
-    done = subprocess.run([sys.executable, "-c", THREADS], text=True, capture_output=True, timeout=60)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "none\nrank 2\nrank 1\n", "")
+@pytest.mark.parametrize(("kernel", "first"), [("", "rank 0"), ("del os.pidfd_open", "rank 1")])
+def test_ranks_that_threads_of_the_launcher_have_started_are_seen(kernel, first):
+    """As Open MPI's daemons on other hosts do. Of two that have ended rank 0 was first, and the launcher looked after
+    rank 1 first: that is all that an old kernel shows."""
+    script = THREADS.format(kernel=kernel)
+    done = subprocess.run([sys.executable, "-c", script], text=True, capture_output=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"none\nrank 2\n{first}\n", "")
+
+
+def test_ranks_that_ended_because_of_this_one_are_not_named():
+    """However late that is seen."""
+    done = subprocess.run([sys.executable, "-c", ORDER], text=True, capture_output=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "none\nrank 3\n", "")
+
+
+ORDER = """
+import os, subprocess
+from taccl.runtime import guard, mpi
+def start(rank):
+    one = subprocess.Popen(["sleep", "60"], env={**os.environ, "PMI_RANK": str(rank)})
+    while b"PMI_RANK" not in open(f"/proc/{one.pid}/environ", "rb").read():
+        pass
+    return one
+def end(rank):
+    ranks[rank].kill()
+    os.waitid(os.P_PID, ranks[rank].pid, os.WEXITED | os.WNOWAIT)
+ranks = [start(rank) for rank in range(4)]
+views = [guard.Siblings(mpi.Launcher("mpich", rank, 4, 4), os.getpid()) for rank in (3, 2)]
+for view in views:
+    view.look(False)
+for rank in (3, 1, 0, 2):
+    end(rank)
+ranks[0].wait()
+for view in views:
+    view.look(False, ended=True)
+    print(view.gone or "none")
+"""
 
 
 THREADS = """
 import os, subprocess, threading
 from taccl.runtime import guard, mpi
+{kernel}
 def start(rank):
-    started[rank] = subprocess.Popen(["sleep", "60"], env={**os.environ, "OMPI_COMM_WORLD_RANK": str(rank)})
+    started[rank] = subprocess.Popen(["sleep", "60"], env={{**os.environ, "OMPI_COMM_WORLD_RANK": str(rank)}})
     both.wait()
     over.wait()
-started, both, over = {}, threading.Barrier(3), threading.Event()
+started, both, over = {{}}, threading.Barrier(3), threading.Event()
 for rank in range(2):
     threading.Thread(target=start, args=(rank,), daemon=True).start()
 both.wait()
 for one in started.values():  # the system shows a new program's environment a moment after it has begun
-    while b"OMPI_COMM_WORLD_RANK" not in open(f"/proc/{one.pid}/environ", "rb").read():
+    while b"OMPI_COMM_WORLD_RANK" not in open(f"/proc/{{one.pid}}/environ", "rb").read():
         pass
 for ranks in (2, 3):
     siblings = guard.Siblings(mpi.Launcher("openmpi", 0, ranks, ranks), os.getpid())
@@ -202,6 +236,14 @@ def test_a_rank_that_dies_takes_the_job_with_it(how, way):
     assert ended.code == 86
     (said,) = messages(ended)
     assert said.startswith("taccl: rank 2 has died (killed or crashed); ")
+
+
+def test_a_rank_that_dies_is_named_though_all_others_are_dead_when_that_is_seen():
+    """Its child speaks, but late: the others' MPI has noticed the death and ended them by then."""
+    ended = fault("unseen")
+    assert ended.code == 86
+    (said,) = messages(ended)
+    assert said.startswith("taccl: rank 2 has died (killed or crashed); its last word, ")
 
 
 def test_an_interrupt_of_mpiexec_ends_the_job_with_one_word():
