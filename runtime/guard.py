@@ -321,7 +321,8 @@ class Siblings:
         first: list[int] = []
         if all_forked and len(self._seen) < self._place.local:
             everywhere = self._place.local == self._place.ranks
-            first = sorted({*range(self._place.ranks)} - {*self._seen.values()}) if everywhere else [-1]
+            others = {*range(self._place.ranks)} - {self._place.rank, *self._seen.values()}
+            first = sorted(others) if everywhere else [-1]
         first += self._ended(ended)
         if first and first[0] != self._place.rank:
             self.gone = f"rank {first[0]}" if first[0] >= 0 else "another rank of this host"
