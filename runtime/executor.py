@@ -15,6 +15,9 @@ Short messages of one node need none of this. Where every message of the job is 
 (`Transport.buffered`), each rank does its operations in the order of the trace. That order is one for all ranks, and
 in it each message is sent before it is received; so the first operation that is not done can always be done.
 
+Where all messages of a rank go through the memory of its node and taccl's compiled code is there, that has the loop
+(`runtime/native_run.py`).
+
 On a device local operations are put on streams (`runtime/streams.py`), and one more operation ends the run: it waits
 until all streams are done.
 """
@@ -26,12 +29,14 @@ from bisect import insort
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
+from taccl.runtime import native
 from taccl.runtime.actions import Action, Actions
 from taccl.runtime.codec_thread import CodecThread, Coder, Inline
 from taccl.runtime.compile import Operation, Plan, essential, followers, staged
 from taccl.runtime.device_frames import DeviceFrames
 from taccl.runtime.frames import FrameMemory
 from taccl.runtime.gpu import Cuda
+from taccl.runtime.native_run import NativeRun
 from taccl.runtime.streams import CODING, PASSED, SETTLED, WORK, Lane, Streams
 from taccl.runtime.transport import Message, Port, Transport
 
@@ -76,7 +81,8 @@ class Executor:
         self._frames, self._coder = frames, coder
         self._sized = frames is not None and frames.sizes.sized
         self.transport = transport
-        self.left = 0  # operations; falls while there is progress
+        self._left = 0
+        self._native: NativeRun | None = None
         self._chunk, self._combine = chunk_elements, combine
         self._marks = marks
         self._messages: dict[int, Message] = {}
@@ -116,6 +122,10 @@ class Executor:
                     self._sized and bool(op.frames),
                     *self._lane(number),
                 )
+        told = {number: message.native for number, message in self._messages.items()}
+        if native.library() is not None and all(told.values()) and self._frames is None and told:
+            self._native = NativeRun(self.plan, self._messages, self._actions, self._combine, self._marks)
+            return
         in_order = self.transport.buffered and self._marks is None
         if isinstance(self._frames, FrameMemory):
             self._bind_codec(self._frames, in_order)
@@ -298,6 +308,13 @@ class Executor:
         return lambda: marks.append((number, time.perf_counter()))
 
     @property
+    def left(self) -> int:
+        """Operations that are not finished; falls while there is progress."""
+        if self._native is None:
+            return self._left
+        return len(self._operations) if self._closed else self._native.left
+
+    @property
     def coding(self) -> bool:
         """Whether a thread codes beside the one that runs this."""
         return self._frames is not None and isinstance(self._coder, CodecThread)
@@ -314,15 +331,17 @@ class Executor:
             self._marks.clear()
         if self._streams is not None:
             self._streams.begin()
+        if self._native is not None:
+            return
         if self._steps:
-            self.left = len(self._steps)
+            self._left = len(self._steps)
             return
         self._missing = self._counts.copy()
         self._ready = [len(self._counts)]
         if self._all_late:
             self._late = [(port, numbers.copy()) for port, numbers in self._all_late]
-        self.left = len(self._counts)
-        self._waited = self.left - self._late_count
+        self._left = len(self._counts)
+        self._waited = self._left - self._late_count
 
     def advance(self, polls: int = 1, rest: Callable[[], object] | None = None, spins: int = 0) -> bool:
         """Go on until the run is done or `polls` polls one after another found nothing; whether it is done.
@@ -331,6 +350,11 @@ class Executor:
         """
         if self._closed and not self._open(polls, rest):
             return False
+        if self._native is not None:
+            if not self._native.advance(polls, rest, spins):
+                return False
+            self.transport.end()
+            return True
         if self._steps:
             return self._advance_in_order(polls, rest, spins)
         # Local names: the loop below is what a small message costs.
@@ -339,7 +363,7 @@ class Executor:
         late = self._late_count
         coder = self._coder if isinstance(self._coder, CodecThread) else None
         waited, vain, idle_polls = self._waited, self._vain, 0
-        while self.left:
+        while self._left:
             while ready:
                 actions, started, nearer, finished = scripts[ready.pop()]
                 for action in actions:
@@ -368,13 +392,13 @@ class Executor:
                 if not ready and vain % PATIENCE == PATIENCE - 1:
                     self._poll_behind()
                 if ready:
-                    self.left = waited + late
+                    self._left = waited + late
                     vain = idle_polls = 0
                     continue
             else:
                 left = self._poll_late() if late else 0
-                if left < self.left:
-                    self.left = left
+                if left < self._left:
+                    self._left = left
                     vain = idle_polls = 0
                     continue
             vain += 1
@@ -386,27 +410,27 @@ class Executor:
             if idle_polls >= polls:
                 break
         self._waited, self._vain = waited, vain
-        if self.left:
+        if self._left:
             return False
         self.transport.end()
         return True
 
     def _advance_in_order(self, polls: int, rest: Callable[[], object] | None, spins: int) -> bool:
-        if not self.left:
+        if not self._left:
             return True
         vain = 0
         for left in self._run:
             if not left:
                 break
-            if left != self.left:
-                self.left = left
+            if left != self._left:
+                self._left = left
                 vain = 0
             vain += 1
             if vain > spins and rest is not None:
                 rest()
             if vain >= polls:
                 return False
-        self.left = 0
+        self._left = 0
         self.transport.end()
         return True
 
@@ -441,8 +465,10 @@ class Executor:
 
     def waiting(self) -> list[int]:
         """The messages that are started and not finished, the first of each connection, in step order."""
+        if self._native is not None:
+            return self._native.waiting()
         if self._steps:
-            left = self.left  # the watchdog's thread asks too
+            left = self._left  # the watchdog's thread asks too
             return [self._steps[-left][1]] if 0 < left < len(self._steps) else []
         # Copies, because the watchdog's thread asks too, while the run may go on.
         heads = sorted(line[0] for line in map(list, self._lines) if line)
@@ -499,6 +525,7 @@ class Executor:
         # Views of shared memory live on in them.
         self._messages.clear()
         self._scripts, self._groups, self._steps = [], [], []
+        self._native = None
         self._actions.forget()
 
 

@@ -72,7 +72,7 @@ class Control:
         # Put into service by `connect`: messages that were registered before hold the lists.
         self.peers: dict[int, list[memoryview]] = {peer: [] for peer in nodes if peer != rank}
         self.processes: dict[int, int] = {}
-        self.epoch = [0]  # the number of the run
+        self.epoch = np.zeros(1, np.int64).data  # the number of the run
 
     def write(self, peer: int, tag: int, record: Sequence[int]) -> None:
         """Say where the data of a message to a peer lie."""

@@ -100,6 +100,7 @@ class Job:
         self.memory = shared.SharedMemory()
         cores = len(os.sched_getaffinity(0))
         self._spins = SPINS if self.board.node_ranks <= cores else 0
+        self._waiting = self._moving(os.sched_yield)
         self._pauses = 2 * self.board.node_ranks > cores  # a rank that codes has two threads
 
     def __enter__(self) -> Job:
@@ -307,8 +308,9 @@ class Job:
         """Run a bound collective once. The watchdog ends the job when it stalls."""
         bound.start()
         executor, watchdog = bound.executor, self.watchdog
-        rest = Pauses(lambda: executor.left) if self._pauses and executor.coding else os.sched_yield
-        waiting = self._moving(rest)
+        waiting = self._waiting
+        if self._pauses and executor.coding:
+            waiting = self._moving(Pauses(lambda: executor.left))
         watchdog.doing(executor)
         while not executor.advance(POLLS_BEFORE_SLEEP, waiting, self._spins):
             left = executor.left

@@ -26,7 +26,7 @@ from taccl.runtime.flags import CONTROL_WORDS, IDLE, Control
 from taccl.runtime.process_memory import address, readable, reader
 from taccl.runtime.shared import SharedMemory, attach
 from taccl.runtime.streams import Lane
-from taccl.runtime.transport import OFFER_WORDS, Message, Transport, used_bytes
+from taccl.runtime.transport import OFFER_WORDS, Message, Native, Transport, used_bytes
 
 SHORT_BYTES = 16 * 2**10  # up to here a second copy costs less than to wait for the receiver
 ORDERED_BYTES = 64 * 2**10  # up to here to look what came first costs more than to wait for one after another
@@ -94,7 +94,7 @@ class SharedMemoryTransport:
             def lend() -> None:
                 flags[0][ready] = epoch[0]
 
-            return Message(self, layout.done[peer] + tag, lend)
+            return Message(self, layout.done[peer] + tag, lend, native=self._native_send(peer, tag, None))
         room = self._carve(ROOMS * array.nbytes) if array.nbytes <= PARCEL_BYTES else None
         if room is None:
             self._others_sends += 1
@@ -105,7 +105,32 @@ class SharedMemoryTransport:
         self._control.write(peer, tag, (place.fd, place.token, place.offset, PARCEL))
         self._parcels_to[peer] = layout.ended[peer]
         put = _sized_parcel if sized else _parcel
-        return Message(None, None, put(_bytes(array), memoryview(room), flags, ready, self._epoch))
+        told = None if sized else self._native_send(peer, tag, room)
+        return Message(None, None, put(_bytes(array), memoryview(room), flags, ready, self._epoch), native=told)
+
+    def _native_send(self, peer: int, tag: int, room: Any) -> Callable[[], Native]:
+        """room: of a parcel, for two runs."""
+        flags, ready = self._peers[peer], self._layouts[peer].ready[self._rank] + tag
+        done, ranks = self._layouts[self._rank].done[peer] + tag, 1 + len(self._peers)
+        place = 0 if room is None else address(room)
+        halves = (place, place + (0 if room is None else len(room) // ROOMS))
+
+        def told() -> Native:
+            wait = 0 if place else _cell(self._cells, done)
+            return Native(self._epoch, ranks, wait, _cell(flags[0], ready), room=halves)
+
+        return told
+
+    def _native_recv(
+        self, peer: int, tag: int, source: tuple[int, int], process: int = 0, lasting: bool = False
+    ) -> Callable[[], Native]:
+        ready, done = self._layouts[self._rank].ready[peer] + tag, self._layouts[peer].done[self._rank] + tag
+        wait = _cell(self._cells, ready)
+        release = 0 if lasting else _cell(self._peers[peer][0], done)
+        told = Native(
+            self._epoch, 1 + len(self._peers), wait, 0, release, source=source, process=process, lasting=lasting
+        )
+        return lambda: told
 
     def _carve(self, nbytes: int) -> Any:
         """(nbytes,) uint8 of shared memory on cache lines of its own; None when there is no more to take."""
@@ -150,7 +175,8 @@ class SharedMemoryTransport:
                 copy()
                 release()
 
-            return Message(self, ready, None, take=take)
+            told = self._native_recv(peer, tag, (offset, offset), self._control.processes[peer])
+            return Message(self, ready, None, take=take, native=told)
         length = (ROOMS if kind == PARCEL else 1) * array.nbytes
         key = (peer, token)
         if key not in self._attached:
@@ -163,11 +189,14 @@ class SharedMemoryTransport:
             self._parcels_from[peer] = flags[0], self._layouts[peer].ended[self._rank]
             take = (_sized_unpack if sized else _unpack)(_bytes(array), memoryview(view), epoch)
             halves = view[: array.nbytes].view(array.dtype), view[array.nbytes :].view(array.dtype)
+            places = (address(halves[0]), address(halves[1]))
             return Message(
                 self, ready, None, take=take,
                 arrived=_arrived(self._cells, ready, epoch), lies=lambda: halves[epoch[0] & 1],
+                native=None if sized else self._native_recv(peer, tag, places, lasting=True),
             )  # fmt: skip
-        return Message(self, ready, None, view.view(array.dtype), release)
+        told = self._native_recv(peer, tag, (address(view), address(view)))
+        return Message(self, ready, None, view.view(array.dtype), release, native=None if sized else told)
 
     def begin(self) -> str:
         if not self.buffered and (closed := self._others.begin()):
@@ -201,7 +230,7 @@ class SharedMemoryTransport:
 
 
 def _parcel(
-    source: memoryview, room: memoryview, flags: list[memoryview], ready: int, epoch: list[int]
+    source: memoryview, room: memoryview, flags: list[memoryview], ready: int, epoch: memoryview
 ) -> Callable[[], None]:
     length = len(source)
     halves = room[:length], room[length:]
@@ -215,7 +244,7 @@ def _parcel(
 
 
 def _sized_parcel(
-    source: memoryview, room: memoryview, flags: list[memoryview], ready: int, epoch: list[int]
+    source: memoryview, room: memoryview, flags: list[memoryview], ready: int, epoch: memoryview
 ) -> Callable[[], None]:
     length, message = len(source), np.asarray(source)
     halves = room[:length], room[length:]
@@ -228,11 +257,11 @@ def _sized_parcel(
     return put
 
 
-def _arrived(cells: memoryview, ready: int, epoch: list[int]) -> Callable[[], bool]:
+def _arrived(cells: memoryview, ready: int, epoch: memoryview) -> Callable[[], bool]:
     return lambda: cells[ready] >= epoch[0]
 
 
-def _unpack(target: memoryview, room: memoryview, epoch: list[int]) -> Callable[[], None]:
+def _unpack(target: memoryview, room: memoryview, epoch: memoryview) -> Callable[[], None]:
     length = len(target)
     halves = room[:length], room[length:]
 
@@ -242,7 +271,7 @@ def _unpack(target: memoryview, room: memoryview, epoch: list[int]) -> Callable[
     return take
 
 
-def _sized_unpack(target: memoryview, room: memoryview, epoch: list[int]) -> Callable[[], None]:
+def _sized_unpack(target: memoryview, room: memoryview, epoch: memoryview) -> Callable[[], None]:
     length = len(target)
     halves = [(half, np.asarray(half)) for half in (room[:length], room[length:])]
 
@@ -252,6 +281,11 @@ def _sized_unpack(target: memoryview, room: memoryview, epoch: list[int]) -> Cal
         target[:used] = half[:used]
 
     return take
+
+
+def _cell(cells: memoryview, number: int) -> int:
+    """The address of a cell."""
+    return address(np.asarray(cells)) + 8 * number
 
 
 def _bytes(array: Any) -> memoryview:

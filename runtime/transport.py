@@ -60,6 +60,24 @@ class Port(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Native:
+    """How compiled code does a message through the memory of a node: addresses, 0 where there is none.
+
+    Pairs are of runs of an even and of an odd number.
+    """
+
+    epoch: memoryview  # (1,) int64, the number of the run
+    ranks: int  # that share the memory
+    wait: int  # the flag that says that it has arrived, or that the receiver has read it
+    tell: int = 0  # the flag that tells the receiver
+    release: int = 0  # the flag that tells the sender that its memory was read
+    room: tuple[int, int] = (0, 0)  # where the sender puts a copy
+    source: tuple[int, int] = (0, 0)  # where a receiver finds the data
+    process: int = 0  # from whose memory the kernel reads them
+    lasting: bool = False  # they stay there until the end of the run
+
+
+@dataclass(frozen=True, slots=True)
 class Message:
     """A registered send or receive; it can be started once in every run."""
 
@@ -83,6 +101,8 @@ class Message:
     held: Callable[[], bool] | None = None
     # Of a receive in device memory: finished means that the last of its work is on the lane's stream and recorded.
     queued: bool = False
+    # What compiled code has to know of it, when the ranks are connected.
+    native: Callable[[], Native] | None = None
 
 
 class Transport(Protocol):

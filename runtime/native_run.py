@@ -1,0 +1,216 @@
+"""A plan whose messages all go through the memory of a node, run by compiled code (`runtime/native/executor.c`).
+
+The graph of operations is laid out once as a table of numbers, addresses among them; a run is one call, which comes
+back when it is done, when Python has something to do (reductions that the code has no loop for), and after some polls
+without success. What it does is what the executor does in Python, with the same flags.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from taccl.runtime import native
+from taccl.runtime.actions import Actions
+from taccl.runtime.compile import Operation, Plan, essential, followers, staged
+from taccl.runtime.process_memory import address
+from taccl.runtime.transport import Message, Native
+
+BURST = 16  # polls without success in one call
+CACHE = Path("/sys/devices/system/cpu/cpu0/cache")
+
+# As the structs in executor.c.
+OPERATION = np.dtype(
+    [(name, np.int64) for name in ("kind", "needed", "first", "count", "bytes")]
+    + [("to", np.int64, 2), ("from", np.int64, 2)]
+    + [
+        (name, np.int64)
+        for name in ("mine", "wait", "tell", "release", "process", "how", "missing", "phase", "when_ns")
+    ]
+)
+SEND, RECEIVE, COPY, REDUCE, CALL = range(5)
+MOVE, READ = 1, 2
+DONE, IDLE, ASK, FAILED = range(4)
+STARTED = 1
+SUMS = ("float32", "float64", "int32", "int64", "uint8")
+
+
+class State(ctypes.Structure):
+    """As `struct state` in executor.c."""
+
+    _fields_ = (
+        ("operations", ctypes.c_void_p),
+        ("followers", ctypes.c_void_p),
+        ("ready", ctypes.c_void_p),
+        ("outstanding", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("count", "left", "readies", "started")),
+        ("run", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("epoch", "stream", "marks", "polls", "spins", "yields")),
+        ("asked", ctypes.c_int64),
+        ("error", ctypes.c_int64),
+    )
+
+
+@functools.lru_cache(maxsize=1)
+def _calls() -> tuple[Any, Any] | None:
+    """(answer, advance) of the compiled code; None where there is none."""
+    found = native.library()
+    if found is None:
+        return None
+    answer, advance = found.taccl_answer, found.taccl_advance
+    # Without argtypes a call of one pointer takes half of the time.
+    answer.restype, advance.restype = None, ctypes.c_int
+    return answer, advance
+
+
+@functools.lru_cache(maxsize=1)
+def cache_bytes() -> int:
+    """Of the last-level cache; 32 MiB where the system does not say."""
+    sizes = [path.read_text().strip() for path in CACHE.glob("index*/size")]
+    units = {"K": 2**10, "M": 2**20}
+    known = [int(size[:-1]) * units[size[-1]] for size in sizes if size[-1:] in units and size[:-1].isdigit()]
+    return max(known, default=32 * 2**20)
+
+
+class NativeRun:
+    """The table of a plan, and runs of it. marks: as in `Executor`."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        messages: Mapping[int, Message],
+        actions: Actions,
+        combine: Callable[..., object],
+        marks: list[tuple[int, float]] | None,
+    ) -> None:
+        calls = _calls()
+        assert calls is not None
+        self._answer, self._advance = calls
+        self._plan, self._messages, self._actions, self._marks = plan, messages, actions, marks
+        self._told = {number: message.native() for number, message in messages.items() if message.native}
+        operations = plan.operations
+        needed = essential(operations)
+        found = followers(needed)
+        table = self._table = np.zeros(len(operations) + 1, OPERATION)
+        first = 0
+        for number, op in enumerate(operations):
+            row = table[number]
+            row["needed"], row["first"], row["count"] = len(needed[number]), first, len(found[number])
+            first += len(found[number])
+            if number in messages:
+                self._write_message(row, number, op)
+            else:
+                self._write_work(row, number, op, combine)
+        self._followers = np.array([later for one in found for later in one] or [0], np.int64)
+        self._lists = np.zeros((2, len(operations) + 1), np.int64)
+        told = next(iter(self._told.values()))
+        self._epoch = told.epoch
+        # Whether all ranks read and write more than the caches hold.
+        stream = 2 * int(table["bytes"].sum()) * told.ranks > cache_bytes()
+        self._state = State(
+            address(table), address(self._followers), address(self._lists[0]), address(self._lists[1]),
+            len(operations), 0, 0, 0, address(np.asarray(self._epoch)), self._epoch[0], stream, marks is not None,
+        )  # fmt: skip
+        self._place = ctypes.byref(self._state)
+        self._asked = (0, 0, False)
+
+    def _lies(self, number: int) -> Native | None:
+        """Where the next operation finds what a message brings, if it reads it there."""
+        told = self._told.get(number)
+        if told is None or told.process or not staged(self._plan.operations[number]):
+            return None
+        return told if told.lasting or self._plan.direct else None
+
+    def _write_message(self, row: Any, number: int, op: Operation) -> None:
+        told = self._told[number]
+        array = self._actions.view(op.src if op.kind == "send" else op.dst)
+        row["wait"], row["tell"] = told.wait, told.tell
+        if op.kind == "send":
+            row["kind"], row["to"], row["from"] = SEND, told.room, address(array)
+            row["bytes"] = array.nbytes if told.room[0] else 0
+            return
+        row["kind"] = RECEIVE
+        if self._lies(number) is None:
+            row["how"] = READ if told.process else MOVE
+            row["to"], row["from"], row["bytes"] = address(array), told.source, array.nbytes
+            row["process"], row["release"] = told.process, told.release
+
+    def _write_work(self, row: Any, number: int, op: Operation, combine: Callable[..., object]) -> None:
+        view = self._actions.view
+        result = view(op.dst)
+        row["to"], row["bytes"] = address(result), result.nbytes
+        told = self._lies(number - 1)
+        if told is None:
+            row["from"] = address(view(op.src if op.kind == "copy" else op.received))
+        else:
+            row["from"], row["release"] = told.source, told.release
+        if op.kind == "copy":
+            row["kind"] = COPY
+        elif combine is np.add and result.dtype.name in SUMS:
+            row["kind"], row["how"] = REDUCE, SUMS.index(result.dtype.name)
+            row["mine"] = address(view(op.src))
+        else:
+            row["kind"] = CALL
+
+    def _call(self, number: int) -> None:
+        """What the code has no loop for, or where it failed: here errors have words."""
+        op = self._plan.operations[number]
+        if number in self._messages:
+            action = self._actions.arrival(number, op)
+        elif self._actions.reduces_next(number - 1):
+            action = self._actions.reduce_from(op, self._messages[number - 1].lies)
+        else:
+            action = self._actions.beginning(number, op)
+        assert action is not None
+        action()
+
+    @property
+    def left(self) -> int:
+        """Operations that are not finished."""
+        state = self._state
+        return int(state.left if state.epoch == self._epoch[0] else state.count)
+
+    def advance(self, polls: int, rest: Callable[[], object] | None, spins: int) -> bool:
+        """As `Executor.advance`. A run begins when the transport has given it a number."""
+        advance, place = self._advance, self._place
+        burst = polls if polls < BURST else BURST
+        asked = (burst, spins, rest is not None)
+        if asked != self._asked:
+            self._asked = self._state.polls, self._state.spins, self._state.yields = asked
+        left = vain = 0
+        while True:
+            code = advance(place)
+            if code == DONE:
+                if self._marks is not None:
+                    self._note(self._marks)
+                return True
+            if code != IDLE:
+                self._call(self._state.asked)
+                self._answer(place)
+                continue
+            before, left = left, self._state.left
+            vain = vain + burst if left == before else burst
+            if rest is not None:
+                rest()
+            if vain >= polls:
+                return False
+
+    def _note(self, marks: list[tuple[int, float]]) -> None:
+        times = self._table["when_ns"][:-1]
+        for number in np.argsort(times, kind="stable").tolist():
+            if times[number]:
+                marks.append((number, float(times[number]) / 1e9))
+
+    def waiting(self) -> list[int]:
+        """The messages that are started and not finished, the first of each connection, in step order."""
+        operations = self._plan.operations
+        first: dict[tuple[str, int, int], int] = {}
+        for number in np.flatnonzero(self._table["phase"][:-1] == STARTED).tolist():
+            op = operations[number]
+            first.setdefault((op.kind, op.peer, op.channel), number)
+        return sorted(first.values())
