@@ -87,7 +87,7 @@ clean:
 	rm -rf build demo-out $(VENV)
 
 # A fresh interpreter may lack pip (Debian keeps it in python3-venv); then a pip that is already there serves.
-$(READY): pyproject.toml
+$(READY): pyproject.toml $(wildcard runtime/native/*.c runtime/native/*.h)
 	@test -n "$(PYTHON)" || { echo "taccl needs Python 3.10 or newer; name one with: make PYTHON=/path/to/python3" >&2; exit 6; }
 	@if $(PYTHON) -c 'import ensurepip, venv' 2>/dev/null; then \
 		test -x $(BIN)/python || $(PYTHON) -m venv $(VENV); \

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -46,9 +46,10 @@ class State(ctypes.Structure):
     _fields_ = (
         ("operations", ctypes.c_void_p),
         ("followers", ctypes.c_void_p),
+        ("first", ctypes.c_void_p),
         ("ready", ctypes.c_void_p),
         ("outstanding", ctypes.c_void_p),
-        *((name, ctypes.c_int64) for name in ("count", "left", "readies", "started")),
+        *((name, ctypes.c_int64) for name in ("count", "firsts", "left", "readies", "started")),
         ("run", ctypes.c_void_p),
         *((name, ctypes.c_int64) for name in ("epoch", "stream", "marks", "polls", "spins", "yields")),
         ("asked", ctypes.c_int64),
@@ -106,15 +107,24 @@ class NativeRun:
                 self._write_message(row, number, op)
             else:
                 self._write_work(row, number, op, combine)
-        self._followers = np.array([later for one in found for later in one] or [0], np.int64)
+
+        def order(numbers: Iterable[int]) -> list[int]:
+            """As they lie on a stack of which messages come first: nobody waits for copies to end before they begin."""
+            return sorted(numbers, key=lambda number: (number not in messages, number), reverse=True)
+
+        begin = order(number for number, before in enumerate(needed) if not before)
+        self._begin = np.array(begin or [0], np.int64)
+        self._followers = np.array([later for one in found for later in order(one)] or [0], np.int64)
         self._lists = np.zeros((2, len(operations) + 1), np.int64)
         told = next(iter(self._told.values()))
         self._epoch = told.epoch
         # Whether all ranks read and write more than the caches hold.
         stream = 2 * int(table["bytes"].sum()) * told.ranks > cache_bytes()
         self._state = State(
-            address(table), address(self._followers), address(self._lists[0]), address(self._lists[1]),
-            len(operations), 0, 0, 0, address(np.asarray(self._epoch)), self._epoch[0], stream, marks is not None,
+            operations=address(table), followers=address(self._followers), first=address(self._begin),
+            ready=address(self._lists[0]), outstanding=address(self._lists[1]), count=len(operations),
+            firsts=len(begin), run=address(np.asarray(self._epoch)), epoch=self._epoch[0], stream=stream,
+            marks=marks is not None,
         )  # fmt: skip
         self._place = ctypes.byref(self._state)
         self._asked = (0, 0, False)

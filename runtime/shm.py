@@ -106,7 +106,9 @@ class SharedMemoryTransport:
         self._parcels_to[peer] = layout.ended[peer]
         put = _sized_parcel if sized else _parcel
         told = None if sized else self._native_send(peer, tag, room)
-        return Message(None, None, put(_bytes(array), memoryview(room), flags, ready, self._epoch), native=told)
+        return Message(
+            None, None, put(_bytes(array), memoryview(room), flags, ready, self._epoch), native=told
+        )
 
     def _native_send(self, peer: int, tag: int, room: Any) -> Callable[[], Native]:
         """room: of a parcel, for two runs."""
@@ -128,7 +130,14 @@ class SharedMemoryTransport:
         wait = _cell(self._cells, ready)
         release = 0 if lasting else _cell(self._peers[peer][0], done)
         told = Native(
-            self._epoch, 1 + len(self._peers), wait, 0, release, source=source, process=process, lasting=lasting
+            self._epoch,
+            1 + len(self._peers),
+            wait,
+            0,
+            release,
+            source=source,
+            process=process,
+            lasting=lasting,
         )
         return lambda: told
 

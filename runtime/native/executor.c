@@ -35,9 +35,9 @@ struct operation {
 /* As State in runtime/native_run.py. */
 struct state {
     struct operation *operations;
-    const int64_t *followers;
-    int64_t *ready, *outstanding;           /* numbers of operations */
-    int64_t count, left, readies, started;
+    const int64_t *followers, *first;       /* numbers of operations, what goes first stands last */
+    int64_t *ready, *outstanding;
+    int64_t count, firsts, left, readies, started;
     const int64_t *run;                     /* its number */
     int64_t epoch, stream, marks;
     int64_t polls, spins, yields;
@@ -187,13 +187,12 @@ static void start(struct state *s, int64_t epoch)
     s->epoch = epoch;
     s->left = s->count;
     s->readies = s->started = 0;
-    for (int64_t i = s->count - 1; i >= 0; i--) {
-        struct operation *op = s->operations + i;
-        op->missing = op->needed;
-        op->phase = LATER;
-        if (!op->needed)
-            s->ready[s->readies++] = i;
+    for (int64_t i = 0; i < s->count; i++) {
+        s->operations[i].missing = s->operations[i].needed;
+        s->operations[i].phase = LATER;
     }
+    memcpy(s->ready, s->first, (size_t)s->firsts * sizeof(int64_t));
+    s->readies = s->firsts;
 }
 
 /* Python has done what it was asked for. */
