@@ -26,7 +26,9 @@ CELLS = 4  # of a rank: its sign of life, whether it waits, its last progress, i
 class Waiter(Protocol):
     """Something that waits and can say for what."""
 
-    left: int  # falls while there is progress
+    @property
+    def left(self) -> int:
+        """Falls while there is progress."""
 
     def describe(self) -> str:
         """What it waits for, as the rest of "rank 3 made no progress for 5 s: ..."."""

@@ -7,6 +7,7 @@
  * A caller comes back after so many polls without success, for signals, for the MPI library and for its deadline.
  */
 #define _GNU_SOURCE
+#include "clones.h"
 #include "copy.h"
 
 #include <sched.h>
@@ -45,12 +46,6 @@ struct state {
 };
 
 typedef void sum(void *, const void *, const void *, int64_t);
-
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
-#define CLONES __attribute__((target_clones("avx2", "default")))
-#else
-#define CLONES
-#endif
 
 /* The target may be one of the operands; then each value is read before it is written. */
 #define SUM(name, type)                                                                                               \

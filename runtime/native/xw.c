@@ -1,0 +1,431 @@
+/* Tiles of the codec `xw`: the bytes of runtime/codecs/xw.py, which explains them, in a few passes.
+ *
+ * A decoder that finds something wrong only says so; the twin in Python then finds it again and has words for it.
+ */
+#include "codecs.h"
+
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
+enum { TILE = 65536, CODED = 1, ZERO_MAP = 2, MOST_BITS = 6, FIRST_BITS = 2, SYMBOLS = 256, MARGIN = 4 << MOST_BITS };
+enum { EXCEPTION_BITS = 28, COLD_BITS = 7, DEAR_BITS = 6, MOST_EXCEPTIONS = 0xFFFF, SECTIONS = 9 };
+
+/* As Entry in runtime/codecs/codec.py. */
+struct entry {
+    int64_t bytes, mode, kept, base, bits, sparse, exceptions;
+};
+
+/* In the caller's scratch, 8 TILE bytes. */
+struct work {
+    uint8_t words[4 * TILE];
+    uint8_t top[TILE];
+    uint8_t plane[TILE / 8];
+    uint16_t positions[TILE];
+};
+_Static_assert(sizeof(struct work) <= 8 * TILE, "the scratch of a tile is too small");
+
+static int64_t padded(int64_t count)
+{
+    return aligned(count, 64);
+}
+
+static int64_t sections(const struct entry *e, int64_t width, int64_t count, int64_t *starts)
+{
+    int64_t room = padded(e->kept);
+    const int64_t sizes[SECTIONS] = {
+        e->mode == ZERO_MAP ? padded(count) / 8 : 0,
+        width == 4 ? 2 * room : 0,
+        room,
+        room / 8,
+        e->bits * room / 8,
+        aligned(room / 64, 8),
+        aligned(e->sparse, 8),
+        aligned(2 * e->exceptions, 8),
+        aligned(e->exceptions, 8),
+    };
+    int64_t place = 0;
+    for (int i = 0; i < SECTIONS; i++) {
+        starts[i] = place;
+        place += sizes[i];
+    }
+    return place;
+}
+
+/* Which window: runtime/codecs/plan.py. */
+
+struct window {
+    int64_t cost, base;
+};
+
+static struct window window_of(const int32_t *below, int64_t bits, int64_t count)
+{
+    int64_t width = (int64_t)2 << bits, first = MARGIN - 1 - width, best = -1, at = first;
+    for (int64_t i = first; i < first + SYMBOLS + width; i++) {
+        int64_t worth = EXCEPTION_BITS * (int64_t)below[i + 2 * width] - COLD_BITS * (int64_t)below[i + width] -
+                        (EXCEPTION_BITS - COLD_BITS) * (int64_t)below[i];
+        if (worth > best) {
+            best = worth;
+            at = i;
+        }
+    }
+    int64_t hot = below[at + 2 * width] - below[at + width], cold = below[at + width] - below[at];
+    int64_t sparse = count / 8 + 8 * cold * count / (count + 5 * cold);
+    struct window found = {bits * count + sparse + EXCEPTION_BITS * (count - hot - cold), at - MARGIN + 1};
+    return found;
+}
+
+static void choose_window(const int32_t *counts, int64_t count, struct entry *e)
+{
+    int32_t below[MARGIN + SYMBOLS + MARGIN];
+    memset(below, 0, MARGIN * sizeof *below);
+    int32_t sum = 0;
+    for (int i = 0; i < SYMBOLS; i++)
+        below[MARGIN + i] = sum += counts[i];
+    for (int i = 0; i < MARGIN; i++)
+        below[MARGIN + SYMBOLS + i] = (int32_t)count;
+    int64_t bits = FIRST_BITS;
+    struct window best = window_of(below, bits, count);
+    for (int step = -1; step <= 1; step += 2)
+        while (0 <= bits + step && bits + step <= MOST_BITS) {
+            struct window tried = window_of(below, bits + step, count);
+            if (tried.cost >= best.cost)
+                break;
+            bits += step;
+            best = tried;
+        }
+    if (best.cost > DEAR_BITS * count) {
+        bits = 0;
+        best = window_of(below, 0, count);
+        for (int64_t other = 1; other <= MOST_BITS; other++) {
+            struct window tried = window_of(below, other, count);
+            if (tried.cost < best.cost) {
+                bits = other;
+                best = tried;
+            }
+        }
+    }
+    e->base = best.base & (SYMBOLS - 1);
+    e->bits = bits;
+}
+
+static int64_t sample_step(int64_t count)
+{
+    return (count >> 10) | 1;
+}
+
+static uint32_t word(const void *words, int64_t width, int64_t i)
+{
+    return width == 2 ? ((const uint16_t *)words)[i] : ((const uint32_t *)words)[i];
+}
+
+static void sample_window(const void *words, int64_t width, int64_t count, struct entry *e)
+{
+    int32_t counts[SYMBOLS] = {0};
+    int64_t step = sample_step(count), sampled = 0;
+    for (int64_t i = 0; i < count; i += step, sampled++)
+        counts[word(words, width, i) >> (width == 2 ? 7 : 23) & 0xFF]++;
+    choose_window(counts, sampled, e);
+}
+
+/* Encoding. */
+
+CLONES static void split_short(const uint16_t *words, int64_t count, uint16_t base, uint8_t *low, uint8_t *top)
+{
+    for (int64_t i = 0; i < count; i++) {
+        uint16_t half = (uint16_t)(words[i] - base);
+        low[i] = (uint8_t)half;
+        top[i] = (uint8_t)(half >> 8);
+    }
+}
+
+CLONES static void split_long(const uint32_t *words, int64_t count, uint16_t base, uint16_t *low16, uint8_t *low,
+                              uint8_t *top)
+{
+    for (int64_t i = 0; i < count; i++) {
+        uint16_t half = (uint16_t)((words[i] >> 16) - base);
+        low16[i] = (uint16_t)words[i];
+        low[i] = (uint8_t)half;
+        top[i] = (uint8_t)(half >> 8);
+    }
+}
+
+/* Fields of 4 and 2 bits: byte i holds the values i, i + s, ... */
+CLONES static void pack_field(const uint8_t *top, int64_t room, int width, int low, uint8_t *field)
+{
+    int64_t size = room * width / 8;
+    uint8_t mask = (uint8_t)((1 << width) - 1);
+    if (width == 4) {
+        for (int64_t i = 0; i < size; i++)
+            field[i] = (uint8_t)((top[i] >> low & mask) | (top[i + size] >> low & mask) << 4);
+    } else {
+        for (int64_t i = 0; i < size; i++)
+            field[i] = (uint8_t)((top[i] >> low & mask) | (top[i + size] >> low & mask) << 2 |
+                                 (top[i + 2 * size] >> low & mask) << 4 | (top[i + 3 * size] >> low & mask) << 6);
+    }
+}
+
+#if !defined(__SSE2__)
+/* 8 bytes to the bits number `bit` of each. */
+static uint8_t gather(uint64_t bytes, int bit)
+{
+    return (uint8_t)(((bytes >> bit & UINT64_C(0x0101010101010101)) * UINT64_C(0x0102040810204080)) >> 56);
+}
+#endif
+
+/* One bit of each byte, as a plane. */
+static void plane_of(const uint8_t *top, int64_t room, int bit, uint8_t *plane)
+{
+#if defined(__SSE2__)
+    const __m128i by = _mm_cvtsi32_si128(7 - bit);
+    for (int64_t i = 0; i < room; i += 16) {
+        __m128i bytes = _mm_loadu_si128((const __m128i *)(top + i));
+        uint16_t bits = (uint16_t)_mm_movemask_epi8(_mm_sll_epi16(bytes, by));
+        memcpy(plane + i / 8, &bits, 2);
+    }
+#else
+    for (int64_t i = 0; i < room; i += 8) {
+        uint64_t bytes;
+        memcpy(&bytes, top + i, 8);
+        plane[i / 8] = gather(bytes, bit);
+    }
+#endif
+}
+
+/* Where bytes have one of these bits. */
+static int64_t find(const uint8_t *top, int64_t room, uint8_t mask, uint16_t *positions)
+{
+    int64_t count = 0;
+    uint64_t wide = mask * UINT64_C(0x0101010101010101);
+    for (int64_t i = 0; i < room; i += 16) {
+        uint64_t bytes[2];
+        memcpy(bytes, top + i, 16);
+        if (((bytes[0] | bytes[1]) & wide) == 0)
+            continue;
+        for (int64_t j = i; j < i + 16; j++) {
+            positions[count] = (uint16_t)j;
+            count += (top[j] & mask) != 0;
+        }
+    }
+    return count;
+}
+
+static void clear(uint8_t *wire, int64_t from, int64_t to)
+{
+    memset(wire + from, 0, (size_t)(to - from));
+}
+
+/* 1, and the entry; 0 where the tile would not be smaller than its values. wire: room for those. */
+int taccl_xw_encode(const void *words, int64_t width, int64_t count, uint8_t *wire, void *scratch, struct entry *e)
+{
+    struct work *work = scratch;
+    if (!count)
+        return 0;
+    int64_t zeros = 0, sampled = 0;
+    for (int64_t i = 0; i < count; i += sample_step(count), sampled++)
+        zeros += word(words, width, i) == 0;
+    memset(e, 0, sizeof *e);
+    e->mode = CODED;
+    e->kept = count;
+    if (zeros * (width == 2 ? 16 : 32) > sampled) {
+        e->mode = ZERO_MAP;
+        e->kept = 0;
+        for (int64_t i = 0; i < count; i++) {
+            uint32_t value = word(words, width, i);
+            if (width == 2)
+                ((uint16_t *)work->words)[e->kept] = (uint16_t)value;
+            else
+                ((uint32_t *)work->words)[e->kept] = value;
+            e->kept += value != 0;
+        }
+    }
+    const void *kept = e->mode == ZERO_MAP ? work->words : words;
+    if (e->kept)
+        sample_window(kept, width, e->kept, e);
+    int64_t starts[SECTIONS], limit = aligned(count * width, 16), room = padded(e->kept);
+    if (sections(e, width, count, starts) >= limit)
+        return 0;
+    if (e->mode == ZERO_MAP) {
+        clear(wire, 0, starts[1]);
+        for (int64_t i = 0; i < count; i++)
+            wire[i / 8] |= (uint8_t)((word(words, width, i) != 0) << (i & 7));
+    }
+    uint8_t *low = wire + starts[2], *top = work->top;
+    uint16_t base = (uint16_t)(e->base << 7);
+    if (width == 2) {
+        split_short(kept, e->kept, base, low, top);
+    } else {
+        split_long(kept, e->kept, base, (uint16_t *)(wire + starts[1]), low, top);
+        clear(wire, starts[1] + 2 * e->kept, starts[2]);
+    }
+    clear(low, e->kept, room);
+    memset(top + e->kept, 1 << e->bits, (size_t)(room - e->kept));
+
+    plane_of(top, room, (int)e->bits, work->plane);
+    for (int64_t i = 0; i < room / 8; i++) {
+        work->plane[i] = (uint8_t)~work->plane[i];
+        e->sparse += work->plane[i] != 0;
+    }
+    uint8_t beyond = (uint8_t)(0x7F & -(2 << e->bits));
+    if (beyond)
+        e->exceptions = find(top, room, beyond, work->positions);
+    int64_t end = sections(e, width, count, starts);
+    e->bytes = aligned(end, 16);
+    if (e->bytes >= limit || e->exceptions > MOST_EXCEPTIONS)
+        return 0;
+
+    plane_of(top, room, 7, wire + starts[3]);
+    uint8_t *field = wire + starts[4];
+    for (int width_of = 4, first = 0; width_of; width_of >>= 1)
+        if (e->bits & width_of) {
+            if (width_of == 1)
+                plane_of(top, room, first, field);
+            else
+                pack_field(top, room, width_of, first, field);
+            field += room * width_of / 8;
+            first += width_of;
+        }
+    clear(wire, starts[5], starts[6]);
+    uint8_t *found = wire + starts[6];
+    for (int64_t i = 0; i < room / 8; i++)
+        if (work->plane[i]) {
+            wire[starts[5] + i / 8] |= (uint8_t)(1 << (i & 7));
+            *found++ = work->plane[i];
+        }
+    clear(wire, starts[6] + e->sparse, starts[7]);
+    memcpy(wire + starts[7], work->positions, (size_t)(2 * e->exceptions));
+    clear(wire, starts[7] + 2 * e->exceptions, starts[8]);
+    for (int64_t i = 0; i < e->exceptions; i++)
+        wire[starts[8] + i] = top[work->positions[i]];
+    clear(wire, starts[8] + e->exceptions, e->bytes);
+    return 1;
+}
+
+/* Decoding. */
+
+CLONES static void join_short(const uint8_t *low, const uint8_t *top, int64_t count, uint16_t base, uint16_t *words)
+{
+    for (int64_t i = 0; i < count; i++)
+        words[i] = (uint16_t)((top[i] << 8 | low[i]) + base);
+}
+
+CLONES static void join_long(const uint16_t *low16, const uint8_t *low, const uint8_t *top, int64_t count,
+                             uint16_t base, uint32_t *words)
+{
+    for (int64_t i = 0; i < count; i++)
+        words[i] = (uint32_t)(uint16_t)((top[i] << 8 | low[i]) + base) << 16 | low16[i];
+}
+
+CLONES static void unpack_field(const uint8_t *field, int64_t room, int width, int low, uint8_t *top)
+{
+    int64_t size = room * width / 8;
+    uint8_t mask = (uint8_t)((1 << width) - 1);
+    for (int part = 0; part < 8 / width; part++)
+        for (int64_t i = 0; i < size; i++)
+            top[part * size + i] |= (uint8_t)((field[i] >> (part * width) & mask) << low);
+}
+
+/* A bit to each of 8 bytes, 0 or 1. */
+static uint64_t scatter(uint8_t bits)
+{
+    uint64_t spread = bits * UINT64_C(0x0101010101010101) & UINT64_C(0x8040201008040201);
+    return (spread + UINT64_C(0x7F7F7F7F7F7F7F7F)) >> 7 & UINT64_C(0x0101010101010101);
+}
+
+static int64_t ones(const uint8_t *bytes, int64_t count)
+{
+    int64_t found = 0;
+    for (int64_t i = 0; i < count; i += 8) {
+        uint64_t eight;
+        memcpy(&eight, bytes + i, 8);
+        found += __builtin_popcountll(eight);
+    }
+    return found;
+}
+
+/* Whether a bit from `from` on is set. */
+static int any_from(const uint8_t *bytes, int64_t from, int64_t bits)
+{
+    for (int64_t i = from; i < bits; i++)
+        if (bytes[i / 8] >> (i & 7) & 1)
+            return 1;
+    return 0;
+}
+
+/* Whether the wire, of e->bytes, is one that an encoder could have written; then the words are decoded. */
+int taccl_xw_decode(const uint8_t *wire, const struct entry *e, int64_t width, int64_t count, void *words,
+                    void *scratch)
+{
+    struct work *work = scratch;
+    int64_t room = padded(e->kept), starts[SECTIONS];
+    if ((e->mode != CODED && e->mode != ZERO_MAP) || e->bits < 0 || e->bits > MOST_BITS || e->kept < 0 ||
+        e->kept > count || (e->mode == CODED && e->kept != count) || e->sparse < 0 || e->sparse > room / 8 ||
+        e->exceptions < 0 || e->exceptions > e->kept || count > TILE ||
+        aligned(sections(e, width, count, starts), 16) != e->bytes)
+        return 0;
+    if (e->mode == ZERO_MAP &&
+        (ones(wire, padded(count) / 8) != e->kept || any_from(wire, count, padded(count))))
+        return 0;
+    const uint8_t *map = wire + starts[5], *found = wire + starts[6];
+    int64_t map_bytes = starts[6] - starts[5];
+    if (ones(map, map_bytes) != e->sparse || any_from(map, room / 8, 8 * map_bytes))
+        return 0;
+    const uint16_t *positions = (const uint16_t *)(wire + starts[7]);
+    for (int64_t i = 1; i < e->exceptions; i++)
+        if (positions[i] <= positions[i - 1])
+            return 0;
+    if (e->exceptions && positions[e->exceptions - 1] >= e->kept)
+        return 0;
+
+    uint8_t *top = work->top;
+    const uint8_t *field = wire + starts[4], *one = NULL, *signs = wire + starts[3];
+    int first = 0, single = 0;
+    memset(top, 0, (size_t)room);
+    for (int width_of = 4; width_of; width_of >>= 1)
+        if (e->bits & width_of) {
+            if (width_of == 1) {
+                one = field;
+                single = first;
+            } else {
+                unpack_field(field, room, width_of, first, top);
+            }
+            field += room * width_of / 8;
+            first += width_of;
+        }
+    for (int64_t i = 0; i < room / 8; i++) {
+        uint8_t hot = 0xFF;
+        if (map[i / 8] >> (i & 7) & 1)
+            hot = (uint8_t)~*found++;
+        uint64_t eight;
+        memcpy(&eight, top + 8 * i, 8);
+        eight |= scatter(hot) << e->bits | scatter(signs[i]) << 7;
+        if (one)
+            eight |= scatter(one[i]) << single;
+        memcpy(top + 8 * i, &eight, 8);
+    }
+    for (int64_t i = 0; i < e->exceptions; i++)
+        top[positions[i]] = wire[starts[8] + i];
+
+    const uint8_t *low = wire + starts[2];
+    uint16_t base = (uint16_t)(e->base << 7);
+    void *target = e->mode == ZERO_MAP ? (void *)work->words : words;
+    if (width == 2)
+        join_short(low, top, e->kept, base, target);
+    else
+        join_long((const uint16_t *)(wire + starts[1]), low, top, e->kept, base, target);
+    if (e->mode == ZERO_MAP) {
+        int64_t next = 0;
+        for (int64_t i = 0; i < count; i++) {
+            int set = wire[i / 8] >> (i & 7) & 1;
+            if (width == 2)
+                ((uint16_t *)words)[i] = set ? ((const uint16_t *)target)[next] : 0;
+            else
+                ((uint32_t *)words)[i] = set ? ((const uint32_t *)target)[next] : 0;
+            next += set;
+        }
+    }
+    return 1;
+}
