@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from twins import twin  # noqa: F401 - a fixture
 
 from taccl.errors import UsageError
 from taccl.runtime.codecs import (

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from twins import twin  # noqa: F401 - a fixture
 
 from taccl.runtime.codecs import (
     CODECS,

@@ -11,6 +11,7 @@ import pytest
 import runtime_programs as programs
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from twins import twin  # noqa: F401 - a fixture
 
 from taccl.errors import EnvironmentProblem
 from taccl.runtime import shm

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from taccl.runtime.codecs import compiled
 from taccl.runtime.codecs.checksum import checksum
 from taccl.runtime.codecs.codec import (
     FLOATS,
@@ -23,6 +24,7 @@ from taccl.runtime.codecs.codec import (
     dtype_of,
 )
 from taccl.runtime.codecs.frame import (
+    DTYPE_CODES,
     Frame,
     Origin,
     check_tile,
@@ -56,6 +58,12 @@ def encode_into(
         raise ValueError(f"codec {codec.name} takes {', '.join(codec.dtypes)}; not {dtype.name}")
     if len(wire) < most_bytes(codec, dtype, len(values), tile):
         raise ValueError(f"{len(wire)} bytes of wire; most_bytes says what {len(values)} values may need")
+    if _is_plain(values):
+        ends = compiled.encode(
+            codec, DTYPE_CODES[dtype.name], values, wire, scratch, (origin.rank, origin.chunk), tile
+        )
+        if ends is not None:
+            return ends
     tiles = -(-len(values) // tile)
     place = directory_bytes(tiles)
     for index in range(tiles):
@@ -77,6 +85,10 @@ def decode_into(
     exactly a frame of this codec; `values` may then hold some decoded tiles.
     """
     _check_wire(wire)
+    if _is_plain(values) and values.ndim == 1:
+        code = DTYPE_CODES[dtype_of(values).name]
+        if compiled.decode(codec, code, wire, values, scratch, _numbers(origin)):
+            return read_header(wire)
     frame = expected(codec, lambda: read_header(wire), origin)
     check_room(frame, dtype_of(values), values.nbytes)
     for index, entry, payload in _tiles(wire, frame, scratch):
@@ -98,6 +110,14 @@ def accumulate_into(
     """
     _check_wire(wire)
     frame = expected(codec, lambda: read_header(wire), origin)
+    if total.dtype == np.float32 and _is_plain(total):
+        code = DTYPE_CODES[frame.dtype.name]
+        done = compiled.accumulate(codec, code, wire, total, scratch, _numbers(origin))
+        if done:
+            return frame
+        if done is not None:  # some tiles are added; this one says which is wrong
+            decode_into(codec, wire, np.empty(frame.elements, frame.dtype.numpy), scratch, origin)
+            raise AssertionError("compiled code refuses a frame that is right")
     if total.dtype != np.float32 or len(total) != frame.elements or frame.dtype.name not in FLOATS:
         raise FrameError(
             f"frame from {frame.origin}: {frame.elements} values of {frame.dtype.name}, they cannot be added "
@@ -150,6 +170,10 @@ def check_room(frame: Frame, dtype: DType, nbytes: int) -> None:
             f"frame from {frame.origin}: {frame.elements} values of {frame.dtype.name}, expected "
             f"{nbytes // dtype.bytes} of {dtype.name}"
         )
+
+
+def _numbers(origin: Origin | None) -> tuple[int, int]:
+    return (-1, -1) if origin is None else (origin.rank, origin.chunk)
 
 
 def _check_origin(frame: Frame, origin: Origin | None) -> None:

@@ -1,82 +1,109 @@
-"""Tiles by compiled code (`runtime/native/`): the same bytes as the array operations, in a quarter of the time.
+"""Whole frames by compiled code (`runtime/native/frame.c`): the same bytes as `coding.py`, several times as quick.
 
-Each function gives None or False where there is no such code, or where it leaves the tile to its twin: `xw` when a tile
-is wrong, which the twin has words for, and `q8` when it holds NaN or infinities.
+Each function gives None where there is no such code, or where it leaves the frame to its twin: what is damaged or not
+as expected, which the twin has words for, and values that `q8` and `fp8` treat apart (NaN, infinities).
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
+import sys
 from typing import Any
 
 from taccl.runtime import native
-from taccl.runtime.codecs.codec import Array, Entry, Scratch
+from taccl.runtime.codecs.codec import TILE, Array, Codec, Scratch
+from taccl.runtime.process_memory import address
 
-WORDS = 7 * ctypes.c_int64  # of an entry, as in xw.c
+CODES = (0, 1, 2, 3, 4, 7)  # of the codecs that it has
+
+
+class Call(ctypes.Structure):
+    """As `struct call` in frame.c."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("codec", "type", "count", "tile", "rank", "chunk")),
+        ("values", ctypes.c_void_p),
+        ("wire", ctypes.c_void_p),
+        ("bytes", ctypes.c_int64),
+        ("scratch", ctypes.c_void_p),
+        ("spare", ctypes.c_void_p),
+    )
 
 
 @functools.lru_cache(maxsize=1)
 def library() -> Any:
     """The calls with their types; None where there are none."""
     found = native.library()
-    if found is not None:
-        place, number = ctypes.c_void_p, ctypes.c_int64
-        found.taccl_checksum.argtypes, found.taccl_checksum.restype = (place, number), ctypes.c_uint64
-        found.taccl_xw_encode.argtypes = (place, number, number, place, place, place)
-        found.taccl_xw_decode.argtypes = (place, place, number, number, place, place)
-        found.taccl_q8_encode.argtypes = (place, number, place)
-        found.taccl_q8_decode.argtypes = (place, number, place)
-        found.taccl_q8_decode.restype = None
+    if found is None or sys.byteorder != "little":
+        return None
+    found.taccl_checksum.argtypes = (ctypes.c_void_p, ctypes.c_int64)
+    found.taccl_checksum.restype = ctypes.c_uint64
+    found.taccl_encode.restype = ctypes.c_int64
     return found
-
-
-def _at(array: Array) -> int:
-    return int(array.__array_interface__["data"][0])
 
 
 def checksum(data: Array) -> int | None:
     """As `checksum.checksum`."""
     calls = library()
-    return None if calls is None else int(calls.taccl_checksum(_at(data), data.nbytes))
+    return None if calls is None else int(calls.taccl_checksum(address(data), data.nbytes))
 
 
-def xw_encode(words: Array, wire: Array, scratch: Scratch) -> tuple[bool, Entry | None]:
-    """(whether there is such code, the entry as `xw.encode_words` gives it)."""
+def encode(
+    codec: Codec, code: int, values: Array, wire: Array, scratch: Scratch, origin: tuple[int, int], tile: int
+) -> int | None:
+    """The bytes of the frame. code: of the values' type, on the wire."""
     calls = library()
-    if calls is None:
-        return False, None
-    entry = WORDS()
-    width = words.dtype.itemsize
-    if calls.taccl_xw_encode(_at(words), width, len(words), _at(wire), _at(scratch.tile), entry):
-        return True, Entry(*entry)
-    return True, None
-
-
-def xw_decode(entry: Entry, wire: Array, words: Array, scratch: Scratch) -> bool:
-    """As `xw.decode_words`; whether it was done."""
-    calls = library()
-    if calls is None or entry.bytes != len(wire):
-        return False
-    told = WORDS(
-        entry.bytes, entry.mode, entry.kept, entry.base, entry.bits, entry.sparse, entry.exceptions
+    if calls is None or codec.code not in CODES:
+        return None
+    call = Call(
+        codec.code,
+        code,
+        len(values),
+        tile,
+        *origin,
+        address(values),
+        address(wire),
+        len(wire),
+        *_work(scratch),
     )
-    width = words.dtype.itemsize
-    return bool(
-        calls.taccl_xw_decode(_at(wire), told, width, len(words), _at(words), _at(scratch.tile))
+    return int(calls.taccl_encode(ctypes.byref(call))) or None
+
+
+def decode(
+    codec: Codec, code: int, wire: Array, values: Array, scratch: Scratch, origin: tuple[int, int]
+) -> bool | None:
+    """True when it is decoded, False when a tile is wrong and some are decoded. origin: (-1, -1) for any."""
+    return _take("taccl_decode", codec, code, wire, values, scratch, origin)
+
+
+def accumulate(
+    codec: Codec, code: int, wire: Array, total: Array, scratch: Scratch, origin: tuple[int, int]
+) -> bool | None:
+    """As `decode`, added to (n,) float32."""
+    return _take("taccl_accumulate", codec, code, wire, total, scratch, origin)
+
+
+def _take(
+    name: str, codec: Codec, code: int, wire: Array, values: Array, scratch: Scratch, origin: tuple[int, int]
+) -> bool | None:
+    calls = library()
+    if calls is None or codec.code not in CODES:
+        return None
+    call = Call(
+        codec.code,
+        code,
+        len(values),
+        TILE,
+        *origin,
+        address(values),
+        address(wire),
+        len(wire),
+        *_work(scratch),
     )
+    done = calls[name](ctypes.byref(call))
+    return None if done == 0 else done > 0
 
 
-def q8_encode(values: Array, wire: Array) -> bool:
-    """As `q8.encode`; whether it was done."""
-    calls = library()
-    return calls is not None and bool(calls.taccl_q8_encode(_at(values), len(values), _at(wire)))
-
-
-def q8_decode(wire: Array, values: Array) -> bool:
-    """As `q8.decode`; whether it was done."""
-    calls = library()
-    if calls is None:
-        return False
-    calls.taccl_q8_decode(_at(wire), len(values), _at(values))
-    return True
+def _work(scratch: Scratch) -> tuple[int, int]:
+    return address(scratch.tile), address(scratch.values)

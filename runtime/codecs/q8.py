@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from taccl.runtime.codecs import compiled
 from taccl.runtime.codecs.blocks import Blocks
 from taccl.runtime.codecs.codec import Array, Codec, Entry, Promise, Scratch
 from taccl.runtime.dtypes import DType
@@ -34,8 +33,6 @@ def most(dtype: DType, count: int) -> int:
 def encode(values: Array, wire: Array, scratch: Scratch) -> Entry:
     """Quantise; exactly `most` bytes."""
     layout = Blocks(len(values), BLOCK)
-    if compiled.q8_encode(values, wire):
-        return layout.entry
     blocks, scales = layout.number, layout.scales(wire)
     rows = _rows(values, blocks, scratch)
     work = scratch.wide[: blocks * BLOCK].view(np.float32).reshape(blocks, BLOCK)
@@ -63,8 +60,6 @@ def decode(entry: Entry, wire: Array, values: Array, scratch: Scratch) -> None:
     """Multiply by the scales. Raises TileError for an entry that does not fit."""
     layout = Blocks(len(values), BLOCK)
     layout.check(entry)
-    if compiled.q8_decode(wire, values):
-        return
     scales, codes = layout.scales(wire), layout.codes(wire).view(np.int8)
     np.copyto(values, codes)
     layout.multiply(values, np.abs(scales))

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from taccl.runtime.codecs import compiled
 from taccl.runtime.codecs.codec import (
     CODED,
     EXACT,
@@ -73,9 +72,6 @@ def encode(values: Array, wire: Array, scratch: Scratch) -> Entry:
 
 def encode_words(words: Array, wire: Array, scratch: Scratch) -> Entry | None:
     """Code (n,) uint16 or uint32 bit patterns; None when that would not be smaller than they are."""
-    done, entry = compiled.xw_encode(words, wire, scratch)
-    if done:
-        return entry
     count, width = len(words), words.dtype.itemsize
     sample = words[:: sample_step(count)]
     mode = CODED
@@ -161,8 +157,6 @@ def decode(entry: Entry, wire: Array, values: Array, scratch: Scratch) -> None:
 
 def decode_words(entry: Entry, wire: Array, words: Array, scratch: Scratch) -> None:
     """Decode a coded tile into (n,) uint16 or uint32 bit patterns. Raises TileError."""
-    if compiled.xw_decode(entry, wire, words, scratch):
-        return
     count, width, kept = len(words), words.dtype.itemsize, entry.kept
     check_entry(entry, width, count)
     room = padded(kept)

@@ -1,6 +1,7 @@
 /* The checksum of runtime/codecs/checksum.py: the sum of (2i + 1) (w_i xor (w_i >> 32)) modulo 2^64. */
+#include "codecs.h"
+
 #include <stdint.h>
-#include <string.h>
 
 uint64_t taccl_checksum(const void *data, int64_t bytes)
 {

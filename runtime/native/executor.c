@@ -45,6 +45,8 @@ struct state {
     int64_t asked, error;                   /* of ASK and FAILED: the operation; the errno */
 };
 
+const int64_t taccl_operation_bytes = sizeof(struct operation), taccl_state_bytes = sizeof(struct state);
+
 typedef void sum(void *, const void *, const void *, int64_t);
 
 /* The target may be one of the operands; then each value is read before it is written. */

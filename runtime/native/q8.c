@@ -38,7 +38,12 @@ CLONES static void quantise(const float *values, int64_t count, float inverse, u
     }
 }
 
-/* Whether the tile was coded: its scales, then its bytes, zeros up to 16 behind both. */
+int64_t taccl_q8_bytes(int64_t count)
+{
+    return aligned(4 * ((count + BLOCK - 1) / BLOCK), 16) + aligned(count, 16);
+}
+
+/* Its scales, then its bytes, zeros up to 16 behind both. */
 int taccl_q8_encode(const float *values, int64_t count, uint8_t *wire)
 {
     int64_t blocks = (count + BLOCK - 1) / BLOCK, start = aligned(4 * blocks, 16), end = start + aligned(count, 16);

@@ -7,23 +7,19 @@
 #include <stdint.h>
 #include <string.h>
 
-#if defined(__SSE2__)
-#include <emmintrin.h>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#define VECTORS 1
 #endif
 
-enum { TILE = 65536, CODED = 1, ZERO_MAP = 2, MOST_BITS = 6, FIRST_BITS = 2, SYMBOLS = 256, MARGIN = 4 << MOST_BITS };
+enum { MOST_BITS = 6, FIRST_BITS = 2, SYMBOLS = 256, MARGIN = 4 << MOST_BITS };
 enum { EXCEPTION_BITS = 28, COLD_BITS = 7, DEAR_BITS = 6, MOST_EXCEPTIONS = 0xFFFF, SECTIONS = 9 };
-
-/* As Entry in runtime/codecs/codec.py. */
-struct entry {
-    int64_t bytes, mode, kept, base, bits, sparse, exceptions;
-};
 
 /* In the caller's scratch, 8 TILE bytes. */
 struct work {
-    uint8_t words[4 * TILE];
+    _Alignas(8) uint8_t words[4 * TILE];
     uint8_t top[TILE];
-    uint8_t plane[TILE / 8];
+    uint8_t plane[TILE / 8], map[TILE / 64], found[TILE / 8];
     uint16_t positions[TILE];
 };
 _Static_assert(sizeof(struct work) <= 8 * TILE, "the scratch of a tile is too small");
@@ -153,46 +149,61 @@ CLONES static void split_long(const uint32_t *words, int64_t count, uint16_t bas
     }
 }
 
-/* Fields of 4 and 2 bits: byte i holds the values i, i + s, ... */
+/* Fields of 4 and 2 bits: byte i holds the values i, i + s, ... In words of 8 bytes, of which no bit leaves its byte. */
 CLONES static void pack_field(const uint8_t *top, int64_t room, int width, int low, uint8_t *field)
 {
-    int64_t size = room * width / 8;
-    uint8_t mask = (uint8_t)((1 << width) - 1);
+    int64_t words = room * width / 64;
+    const uint64_t *from = (const uint64_t *)top;
+    uint64_t *to = (uint64_t *)field;
     if (width == 4) {
-        for (int64_t i = 0; i < size; i++)
-            field[i] = (uint8_t)((top[i] >> low & mask) | (top[i + size] >> low & mask) << 4);
+        const uint64_t mask = UINT64_C(0x0F0F0F0F0F0F0F0F);
+        for (int64_t i = 0; i < words; i++)
+            to[i] = (from[i] & mask) | (from[i + words] & mask) << 4;
     } else {
-        for (int64_t i = 0; i < size; i++)
-            field[i] = (uint8_t)((top[i] >> low & mask) | (top[i + size] >> low & mask) << 2 |
-                                 (top[i + 2 * size] >> low & mask) << 4 | (top[i + 3 * size] >> low & mask) << 6);
+        const uint64_t mask = UINT64_C(0x0303030303030303) << low;
+        for (int64_t i = 0; i < words; i++)
+            to[i] = (from[i] & mask) >> low | (from[i + words] & mask) >> low << 2 |
+                    (from[i + 2 * words] & mask) >> low << 4 | (from[i + 3 * words] & mask) >> low << 6;
     }
 }
 
-#if !defined(__SSE2__)
 /* 8 bytes to the bits number `bit` of each. */
 static uint8_t gather(uint64_t bytes, int bit)
 {
     return (uint8_t)(((bytes >> bit & UINT64_C(0x0101010101010101)) * UINT64_C(0x0102040810204080)) >> 56);
 }
-#endif
 
 /* One bit of each byte, as a plane. */
-static void plane_of(const uint8_t *top, int64_t room, int bit, uint8_t *plane)
+static void plain_plane_of(const uint8_t *top, int64_t room, int bit, uint8_t *plane)
 {
-#if defined(__SSE2__)
-    const __m128i by = _mm_cvtsi32_si128(7 - bit);
-    for (int64_t i = 0; i < room; i += 16) {
-        __m128i bytes = _mm_loadu_si128((const __m128i *)(top + i));
-        uint16_t bits = (uint16_t)_mm_movemask_epi8(_mm_sll_epi16(bytes, by));
-        memcpy(plane + i / 8, &bits, 2);
-    }
-#else
     for (int64_t i = 0; i < room; i += 8) {
         uint64_t bytes;
         memcpy(&bytes, top + i, 8);
         plane[i / 8] = gather(bytes, bit);
     }
+}
+
+#ifdef VECTORS
+__attribute__((target("avx2"))) static void quick_plane_of(const uint8_t *top, int64_t room, int bit, uint8_t *plane)
+{
+    const __m128i by = _mm_cvtsi32_si128(7 - bit);
+    for (int64_t i = 0; i < room; i += 32) {
+        __m256i bytes = _mm256_loadu_si256((const __m256i *)(top + i));
+        uint32_t bits = (uint32_t)_mm256_movemask_epi8(_mm256_sll_epi16(bytes, by));
+        memcpy(plane + i / 8, &bits, 4);
+    }
+}
 #endif
+
+static void plane_of(const uint8_t *top, int64_t room, int bit, uint8_t *plane)
+{
+#ifdef VECTORS
+    if (__builtin_cpu_supports("avx2")) {
+        quick_plane_of(top, room, bit, plane);
+        return;
+    }
+#endif
+    plain_plane_of(top, room, bit, plane);
 }
 
 /* Where bytes have one of these bits. */
@@ -200,15 +211,36 @@ static int64_t find(const uint8_t *top, int64_t room, uint8_t mask, uint16_t *po
 {
     int64_t count = 0;
     uint64_t wide = mask * UINT64_C(0x0101010101010101);
-    for (int64_t i = 0; i < room; i += 16) {
-        uint64_t bytes[2];
-        memcpy(bytes, top + i, 16);
-        if (((bytes[0] | bytes[1]) & wide) == 0)
+    for (int64_t i = 0; i < room; i += 32) {
+        uint64_t bytes[4];
+        memcpy(bytes, top + i, 32);
+        if (((bytes[0] | bytes[1] | bytes[2] | bytes[3]) & wide) == 0)
             continue;
-        for (int64_t j = i; j < i + 16; j++) {
+        for (int64_t j = i; j < i + 32; j++) {
             positions[count] = (uint16_t)j;
             count += (top[j] & mask) != 0;
         }
+    }
+    return count;
+}
+
+/* The non-zero bytes of a plane whose bits are turned round, and a map of them; how many there are. */
+static int64_t squeeze(const uint8_t *plane, int64_t bytes, uint8_t *map, uint8_t *found)
+{
+    int64_t count = 0;
+    for (int64_t i = 0; i < bytes; i += 8) {
+        uint64_t eight;
+        memcpy(&eight, plane + i, 8);
+        eight = ~eight;
+        uint8_t used = 0;
+        if (eight) {
+            /* The top bit of each byte that is not 0. */
+            uint64_t low = (eight & UINT64_C(0x7F7F7F7F7F7F7F7F)) + UINT64_C(0x7F7F7F7F7F7F7F7F);
+            used = gather(low | eight, 7);
+            for (uint8_t left = used; left; left &= (uint8_t)(left - 1))
+                found[count++] = (uint8_t)(eight >> (8 * __builtin_ctz(left)));
+        }
+        map[i / 8] = used;
     }
     return count;
 }
@@ -265,10 +297,7 @@ int taccl_xw_encode(const void *words, int64_t width, int64_t count, uint8_t *wi
     memset(top + e->kept, 1 << e->bits, (size_t)(room - e->kept));
 
     plane_of(top, room, (int)e->bits, work->plane);
-    for (int64_t i = 0; i < room / 8; i++) {
-        work->plane[i] = (uint8_t)~work->plane[i];
-        e->sparse += work->plane[i] != 0;
-    }
+    e->sparse = squeeze(work->plane, room / 8, work->map, work->found);
     uint8_t beyond = (uint8_t)(0x7F & -(2 << e->bits));
     if (beyond)
         e->exceptions = find(top, room, beyond, work->positions);
@@ -288,13 +317,9 @@ int taccl_xw_encode(const void *words, int64_t width, int64_t count, uint8_t *wi
             field += room * width_of / 8;
             first += width_of;
         }
-    clear(wire, starts[5], starts[6]);
-    uint8_t *found = wire + starts[6];
-    for (int64_t i = 0; i < room / 8; i++)
-        if (work->plane[i]) {
-            wire[starts[5] + i / 8] |= (uint8_t)(1 << (i & 7));
-            *found++ = work->plane[i];
-        }
+    memcpy(wire + starts[5], work->map, (size_t)(room / 64));
+    clear(wire, starts[5] + room / 64, starts[6]);
+    memcpy(wire + starts[6], work->found, (size_t)e->sparse);
     clear(wire, starts[6] + e->sparse, starts[7]);
     memcpy(wire + starts[7], work->positions, (size_t)(2 * e->exceptions));
     clear(wire, starts[7] + 2 * e->exceptions, starts[8]);
@@ -319,13 +344,26 @@ CLONES static void join_long(const uint16_t *low16, const uint8_t *low, const ui
         words[i] = (uint32_t)(uint16_t)((top[i] << 8 | low[i]) + base) << 16 | low16[i];
 }
 
+/* The first field is written, a later one added. */
 CLONES static void unpack_field(const uint8_t *field, int64_t room, int width, int low, uint8_t *top)
 {
-    int64_t size = room * width / 8;
-    uint8_t mask = (uint8_t)((1 << width) - 1);
-    for (int part = 0; part < 8 / width; part++)
-        for (int64_t i = 0; i < size; i++)
-            top[part * size + i] |= (uint8_t)((field[i] >> (part * width) & mask) << low);
+    int64_t words = room * width / 64;
+    const uint64_t *from = (const uint64_t *)field;
+    uint64_t *to = (uint64_t *)top;
+    if (width == 4) {
+        const uint64_t mask = UINT64_C(0x0F0F0F0F0F0F0F0F);
+        for (int64_t i = 0; i < words; i++) {
+            to[i] = from[i] & mask;
+            to[i + words] = from[i] >> 4 & mask;
+        }
+        return;
+    }
+    const uint64_t mask = UINT64_C(0x0303030303030303);
+    for (int part = 0; part < 4; part++)
+        for (int64_t i = 0; i < words; i++) {
+            uint64_t bits = (from[i] >> (2 * part) & mask) << low;
+            to[part * words + i] = low ? to[part * words + i] | bits : bits;
+        }
 }
 
 /* A bit to each of 8 bytes, 0 or 1. */
@@ -333,6 +371,61 @@ static uint64_t scatter(uint8_t bits)
 {
     uint64_t spread = bits * UINT64_C(0x0101010101010101) & UINT64_C(0x8040201008040201);
     return (spread + UINT64_C(0x7F7F7F7F7F7F7F7F)) >> 7 & UINT64_C(0x0101010101010101);
+}
+
+/* The bits above the dense ones: the sign, whether the value is in the hot window, and a dense field of one bit. */
+static void plain_add_planes(const uint8_t *signs, const uint8_t *hot, int bits, const uint8_t *one, int single,
+                             int64_t room, uint8_t *top)
+{
+    for (int64_t i = 0; i < room / 8; i++) {
+        uint64_t eight;
+        memcpy(&eight, top + 8 * i, 8);
+        eight |= scatter(hot[i]) << bits | scatter(signs[i]) << 7;
+        if (one)
+            eight |= scatter(one[i]) << single;
+        memcpy(top + 8 * i, &eight, 8);
+    }
+}
+
+#ifdef VECTORS
+/* 32 bits to as many bytes: `value` where a bit is set. */
+__attribute__((target("avx2"))) static inline __m256i spread(const uint8_t *plane, __m256i value)
+{
+    const __m256i which = _mm256_setr_epi64x(0, 0x0101010101010101, 0x0202020202020202, 0x0303030303030303);
+    const __m256i bits = _mm256_set1_epi64x((int64_t)0x8040201008040201);
+    int32_t word;
+    memcpy(&word, plane, 4);
+    __m256i bytes = _mm256_and_si256(_mm256_shuffle_epi8(_mm256_set1_epi32(word), which), bits);
+    return _mm256_and_si256(_mm256_cmpeq_epi8(bytes, bits), value);
+}
+
+__attribute__((target("avx2"))) static void quick_add_planes(const uint8_t *signs, const uint8_t *hot, int bits,
+                                                             const uint8_t *one, int single, int64_t room,
+                                                             uint8_t *top)
+{
+    const __m256i sign = _mm256_set1_epi8((char)0x80), above = _mm256_set1_epi8((char)(1 << bits));
+    const __m256i alone = _mm256_set1_epi8((char)(1 << single));
+    for (int64_t i = 0; i < room; i += 32) {
+        __m256i bytes = _mm256_loadu_si256((const __m256i *)(top + i));
+        bytes = _mm256_or_si256(bytes, spread(signs + i / 8, sign));
+        bytes = _mm256_or_si256(bytes, spread(hot + i / 8, above));
+        if (one)
+            bytes = _mm256_or_si256(bytes, spread(one + i / 8, alone));
+        _mm256_storeu_si256((__m256i *)(top + i), bytes);
+    }
+}
+#endif
+
+static void add_planes(const uint8_t *signs, const uint8_t *hot, int bits, const uint8_t *one, int single,
+                       int64_t room, uint8_t *top)
+{
+#ifdef VECTORS
+    if (__builtin_cpu_supports("avx2")) {
+        quick_add_planes(signs, hot, bits, one, single, room, top);
+        return;
+    }
+#endif
+    plain_add_planes(signs, hot, bits, one, single, room, top);
 }
 
 static int64_t ones(const uint8_t *bytes, int64_t count)
@@ -383,7 +476,8 @@ int taccl_xw_decode(const uint8_t *wire, const struct entry *e, int64_t width, i
     uint8_t *top = work->top;
     const uint8_t *field = wire + starts[4], *one = NULL, *signs = wire + starts[3];
     int first = 0, single = 0;
-    memset(top, 0, (size_t)room);
+    if (e->bits < 2)
+        memset(top, 0, (size_t)room);
     for (int width_of = 4; width_of; width_of >>= 1)
         if (e->bits & width_of) {
             if (width_of == 1) {
@@ -395,17 +489,12 @@ int taccl_xw_decode(const uint8_t *wire, const struct entry *e, int64_t width, i
             field += room * width_of / 8;
             first += width_of;
         }
-    for (int64_t i = 0; i < room / 8; i++) {
-        uint8_t hot = 0xFF;
-        if (map[i / 8] >> (i & 7) & 1)
-            hot = (uint8_t)~*found++;
-        uint64_t eight;
-        memcpy(&eight, top + 8 * i, 8);
-        eight |= scatter(hot) << e->bits | scatter(signs[i]) << 7;
-        if (one)
-            eight |= scatter(one[i]) << single;
-        memcpy(top + 8 * i, &eight, 8);
+    for (int64_t i = 0; i < room / 64; i++) {
+        memset(work->plane + 8 * i, 0xFF, 8);
+        for (uint8_t left = map[i]; left; left &= (uint8_t)(left - 1))
+            work->plane[8 * i + __builtin_ctz(left)] = (uint8_t)~*found++;
     }
+    add_planes(signs, work->plane, (int)e->bits, one, single, room, top);
     for (int64_t i = 0; i < e->exceptions; i++)
         top[positions[i]] = wire[starts[8] + i];
 

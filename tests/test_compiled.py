@@ -1,0 +1,171 @@
+"""Compiled code against its twin in Python: the same bytes, the same refusals, and what only it has."""
+
+import ctypes
+import mmap
+import os
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from taccl.runtime import native, native_run
+from taccl.runtime.codecs import (
+    CODECS,
+    TILE,
+    FrameError,
+    Origin,
+    Scratch,
+    accumulate_into,
+    compiled,
+    decode_into,
+    encode_into,
+    most_bytes,
+)
+from taccl.runtime.codecs.checksum import checksum
+from taccl.runtime.codecs.codec import dtype_of
+from taccl.runtime.dtypes import DTYPES
+from taccl.runtime.process_memory import address
+
+pytestmark = pytest.mark.skipif(native.library() is None, reason=f"no compiled code: {native.why_not()}")
+
+SCRATCH = Scratch()
+NAMES = [name for name in CODECS if name != "zstd"]
+
+
+def in_python(work, *arguments):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compiled, "library", lambda: None)
+        return work(*arguments)
+
+
+def frame_of(codec, values, tile):
+    wire = np.full(most_bytes(codec, dtype_of(values), len(values), tile), 0xA5, np.uint8)
+    return wire[: encode_into(codec, values, wire, SCRATCH, Origin(3, 17), tile)]
+
+
+def decoded(codec, frame, like):
+    values = np.zeros(len(like), like.dtype)
+    decode_into(codec, frame, values, SCRATCH, Origin(3, 17))
+    return values.tobytes()
+
+
+def added(codec, frame, like):
+    total = np.linspace(-1, 1, len(like), dtype=np.float32)
+    with np.errstate(all="ignore"):
+        accumulate_into(codec, frame, total, SCRATCH, Origin(3, 17))
+    return total.tobytes()
+
+
+@st.composite
+def tensors(draw):
+    """Values of a type with any exponents, zeros, NaN and infinities."""
+    name = draw(st.sampled_from(["float32", "bfloat16", "float16"]))
+    dtype = DTYPES[name]
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    count = draw(st.integers(0, 3 * 1024) | st.integers(TILE - 70, TILE + 70))
+    bits = np.dtype(f"u{dtype.bytes}")
+    with np.errstate(all="ignore"):
+        scale = 10.0 ** draw(st.integers(-40, 38))
+        values = (rng.standard_normal(count) * scale).astype(np.float32).astype(dtype.numpy).view(bits)
+    values ^= rng.integers(0, 1 << draw(st.integers(0, 8 * dtype.bytes - 1)), count).astype(bits)
+    values[rng.random(count) < draw(st.sampled_from([0, 0.02, 0.1, 0.9, 1]))] = 0
+    if draw(st.booleans()):
+        values[rng.random(count) < 0.001] = rng.integers(0, np.iinfo(bits).max, dtype=bits)
+    return values.view(dtype.numpy)
+
+
+@settings(max_examples=150, deadline=None)
+@given(values=tensors(), name=st.sampled_from(NAMES), tile=st.sampled_from([256, 1024, TILE]))
+def test_frames_have_the_same_bytes_and_mean_the_same(values, name, tile):
+    codec = CODECS[name]
+    if values.dtype.name not in codec.dtypes:
+        codec = CODECS["xw"]
+    frame = frame_of(codec, values, tile)
+    assert frame.tobytes() == in_python(frame_of, codec, values, tile).tobytes()
+    assert decoded(codec, frame, values) == in_python(decoded, codec, frame, values)
+    assert added(codec, frame, values) == in_python(added, codec, frame, values)
+
+
+@settings(max_examples=150, deadline=None)
+@given(values=tensors(), name=st.sampled_from(NAMES), data=st.data())
+def test_damaged_frames_are_refused_in_the_same_words(values, name, data):
+    codec = CODECS[name]
+    if values.dtype.name not in codec.dtypes:
+        codec = CODECS["xw"]
+    frame = frame_of(codec, values, 1024).copy()
+    at = data.draw(st.integers(0, len(frame) - 1))
+    frame[at] ^= data.draw(st.integers(1, 255))
+
+    def said(work):
+        with pytest.raises(FrameError) as error:
+            work(codec, frame, values)
+        return str(error.value)
+
+    for work in (decoded, added):
+        assert said(work) == in_python(said, work)
+
+
+@given(words=st.integers(0, 40000), seed=st.integers(0, 2**32))
+@settings(max_examples=30, deadline=None)
+def test_checksums(words, seed):
+    data = np.random.default_rng(seed).integers(0, 256, 8 * words, np.uint8)
+    work = np.empty(8 * TILE, np.uint8)
+    assert checksum(data, work) == in_python(checksum, data, work)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    length=st.integers(0, 70_000) | st.integers(260_000, 270_000),
+    source=st.integers(0, 200),
+    target=st.integers(0, 200),
+    stream=st.booleans(),
+    behind=st.none() | st.integers(0, 70),
+)
+def test_copies_and_reads_write_what_they_should_and_nothing_else(length, source, target, stream, behind):
+    """behind: the target lies so far behind the source in its page, where the kernel's own copy would crawl."""
+    library, room = native.library(), 300_000
+    data = np.frombuffer(mmap.mmap(-1, room), np.uint8)
+    data[:] = np.random.default_rng(length).integers(0, 256, room)
+    if behind is not None:
+        target = source + behind
+    for read in (False, True):
+        result = np.frombuffer(mmap.mmap(-1, room), np.uint8)
+        to, begin = address(result) + target, address(data) + source
+        if read:
+            call = (os.getpid(), ctypes.c_void_p(to), ctypes.c_void_p(begin))
+            assert library.taccl_read(*call, ctypes.c_size_t(length), int(stream)) == 0
+        else:
+            library.taccl_copy(
+                ctypes.c_void_p(to), ctypes.c_void_p(begin), ctypes.c_size_t(length), int(stream)
+            )
+        assert (result[target : target + length] == data[source : source + length]).all()
+        assert not result[:target].any() and not result[target + length :].any()
+
+
+def test_what_cannot_be_read_has_a_reason():
+    """Memory that is not mapped, and a process that is not there."""
+    target = np.zeros(4096, np.uint8)
+    call = (ctypes.c_void_p(address(target)), ctypes.c_void_p(4096), ctypes.c_size_t(4096), 0)
+    assert os.strerror(native.library().taccl_read(os.getpid(), *call)) == "Bad address"
+    assert os.strerror(native.library().taccl_read(2**22 - 1, *call)) == "No such process"
+
+
+def test_structs_have_the_sizes_that_both_sides_think():
+    def told(name):
+        return ctypes.c_int64.in_dll(native.library(), f"taccl_{name}_bytes").value
+
+    assert told("operation") == native_run.OPERATION.itemsize
+    assert told("state") == ctypes.sizeof(native_run.State)
+    assert told("call") == ctypes.sizeof(compiled.Call)
+
+
+def test_it_can_be_left_out(monkeypatch):
+    monkeypatch.setenv("TACCL_NATIVE", "0")
+    native._load.cache_clear()
+    try:
+        assert native.library() is None and native.why_not() == "TACCL_NATIVE=0 leaves it out"
+    finally:
+        monkeypatch.undo()
+        native._load.cache_clear()
+    assert native.library() is not None
