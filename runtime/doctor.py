@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from taccl.runtime import mpi
+from taccl.runtime import mpi, native
 
 TIMEOUT_S = 60.0
 DEVICE_CHECKS = ("cuda ipc", "pinned shared memory", "nccl", "cuda-aware mpi")
@@ -34,7 +34,7 @@ class Check:
 def examine() -> list[Check]:
     """Every check, in the order of a report. Never raises for something that is missing."""
     found = [_python(), *_packages()]
-    found += [_mpi_library(), _one_mpi(), _mpiexec(), _pair(), _shared_memory()]
+    found += [_mpi_library(), _one_mpi(), _mpiexec(), _pair(), _shared_memory(), _compiled()]
     found += [*_gpu(), _solver(), *_codecs(), _namespaces()]
     return found
 
@@ -142,6 +142,13 @@ def _shared_memory() -> Check:
     why = why if document is None else str(document["why_not"])
     detail = why or "a piece was made and opened a second time; ranks of a node exchange data through it"
     return Check("shared memory", not why, detail, "ranks of a node exchange data through MPI instead")
+
+
+def _compiled() -> Check:
+    why = native.why_not()
+    advice = "install a C compiler (gcc, clang), then taccl again; all works without, slower"
+    detail = why or "it runs programs within a node, moves long messages and codes frames"
+    return Check("compiled code", not why, detail, advice)
 
 
 def _gpu() -> list[Check]:

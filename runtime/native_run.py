@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,11 +17,11 @@ import numpy as np
 from taccl.runtime import native
 from taccl.runtime.actions import Actions
 from taccl.runtime.compile import Operation, Plan, essential, followers, staged
+from taccl.runtime.copying import past_caches
 from taccl.runtime.process_memory import address
 from taccl.runtime.transport import Message, Native
 
 BURST = 16  # polls without success in one call
-CACHE = Path("/sys/devices/system/cpu/cpu0/cache")
 
 # As the structs in executor.c.
 OPERATION = np.dtype(
@@ -69,15 +68,6 @@ def _calls() -> tuple[Any, Any] | None:
     return answer, advance
 
 
-@functools.lru_cache(maxsize=1)
-def cache_bytes() -> int:
-    """Of the last-level cache; 32 MiB where the system does not say."""
-    sizes = [path.read_text().strip() for path in CACHE.glob("index*/size")]
-    units = {"K": 2**10, "M": 2**20}
-    known = [int(size[:-1]) * units[size[-1]] for size in sizes if size[-1:] in units and size[:-1].isdigit()]
-    return max(known, default=32 * 2**20)
-
-
 class NativeRun:
     """The table of a plan, and runs of it. marks: as in `Executor`."""
 
@@ -118,8 +108,7 @@ class NativeRun:
         self._lists = np.zeros((2, len(operations) + 1), np.int64)
         told = next(iter(self._told.values()))
         self._epoch = told.epoch
-        # Whether all ranks read and write more than the caches hold.
-        stream = 2 * int(table["bytes"].sum()) * told.ranks > cache_bytes()
+        stream = past_caches(int(table["bytes"].sum()), told.ranks)
         self._state = State(
             operations=address(table), followers=address(self._followers), first=address(self._begin),
             ready=address(self._lists[0]), outstanding=address(self._lists[1]), count=len(operations),

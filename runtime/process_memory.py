@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import functools
 import os
 import sys
 from collections.abc import Callable
@@ -17,7 +18,9 @@ from typing import Any
 import numpy as np
 
 from taccl.errors import RunFailed
+from taccl.runtime import native
 
+PART = "the kernel has read a part only"
 MOST_BYTES = 2**30  # of a call; the kernel reads at most 2 GiB less a page
 
 
@@ -51,14 +54,29 @@ def reader(rank: int, process: int, source: int, target: np.ndarray[Any, Any]) -
 
     The call raises RunFailed where the kernel does not read all of them.
     """
-    parts = _parts(source, target)
+    parts, compiled = _parts(source, target), _compiled(process, source, target)
 
     def read() -> None:  # it keeps the target, of which parts only have addresses
-        if why := _read(process, parts):
+        if why := _read(process, parts) if compiled is None else compiled():
             if why == os.strerror(errno.ESRCH):
                 raise RunFailed(f"rank {rank} has died (killed or crashed)")
             what = f"{target.nbytes} bytes of rank {rank} (process {process})"
             raise RunFailed(f"{what} cannot be read: {why}")
+
+    return read
+
+
+def _compiled(process: int, source: int, target: np.ndarray[Any, Any]) -> Callable[[], str] | None:
+    """What reads by compiled code, which knows places where the kernel alone crawls, and says what went wrong."""
+    found = native.library()
+    if found is None:
+        return None
+    places = ctypes.c_void_p(address(target)), ctypes.c_void_p(source)
+    call = functools.partial(found.taccl_read, process, *places, ctypes.c_size_t(target.nbytes), 0)
+
+    def read() -> str:
+        code = call()
+        return PART if code < 0 else os.strerror(code) if code else ""
 
     return read
 
@@ -103,5 +121,5 @@ def _read(process: int, parts: list[tuple[Any, Any, int]]) -> str:
             begin, source = here._obj.base + read, there._obj.base + read
             rest = ctypes.byref(Span(begin, 1)), ctypes.byref(Span(source, 1))
             stopped = _readv(process, rest[0], 1, rest[1], 1, 0) < 0
-            return os.strerror(ctypes.get_errno()) if stopped else "the kernel has read a part only"
+            return os.strerror(ctypes.get_errno()) if stopped else PART
     return ""

@@ -14,7 +14,7 @@ from taccl.runtime import doctor, gpu, mpi, shared
 
 NAMES = {
     "python", "numpy", "ml_dtypes", "lxml", "pyyaml", "networkx", "ortools", "mpi library", "mpi wheels",
-    "mpiexec", "two ranks", "shared memory", "gpu", "cuda ipc", "pinned shared memory", "nccl",
+    "mpiexec", "two ranks", "shared memory", "compiled code", "gpu", "cuda ipc", "pinned shared memory", "nccl",
     "cuda-aware mpi", "solver", "codec zstd", "codec nvcomp-ans", "namespaces",
 }  # fmt: skip
 

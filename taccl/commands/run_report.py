@@ -77,10 +77,14 @@ def _memory(settings: Settings) -> str:
 
 def _how(job: Job, settings: Settings, neighbours: Neighbours) -> str:
     """By which transport this rank reaches which peers."""
+    from taccl.runtime import native
+
     ways = _ways(settings, neighbours, job.rank) or [(settings.transport, [])]
     why = f" ({neighbours.why_not})" if neighbours.why_not else ""
     if ways[0][0] == "shm" and settings.buffers == "private" and neighbours.no_reading:
         why += f" (the kernel does not copy long messages: {neighbours.no_reading})"
+    if settings.device == "host" and native.why_not():
+        why += f" (no compiled code: {native.why_not()})"
     if len(ways) == 1:
         return f"transport {ways[0][0]} to every peer{'' if ways[0][0] == 'cuda-ipc' else why}"
     said = [
