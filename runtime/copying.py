@@ -33,10 +33,19 @@ def past_caches(nbytes: int, ranks: int) -> bool:
     return 2 * nbytes * ranks > cache_bytes()
 
 
+def overlap(one: int, other: int, nbytes: int) -> bool:
+    """Whether two places of so many bytes overlap without being the same, which compiled loops do not look at."""
+    return 0 < abs(one - other) < nbytes
+
+
 def copier(target: Any, source: Any, past: bool) -> Callable[[], object]:
     """What copies a contiguous array to another one of the same size. past: the caches."""
     found = native.library()
-    if found is None or target.nbytes < LEAST_BYTES:
+    if (
+        found is None
+        or target.nbytes < LEAST_BYTES
+        or overlap(address(target), address(source), target.nbytes)
+    ):
         # Assignment to a memoryview has a third of the cost of numpy's, and moves as many bytes a second.
         into, of = memoryview(target.view(np.uint8)), memoryview(source.view(np.uint8))
         return functools.partial(into.__setitem__, slice(None), of)

@@ -147,6 +147,8 @@ def _shared_memory() -> Check:
 def _compiled() -> Check:
     why = native.why_not()
     advice = "install a C compiler (gcc, clang), then taccl again; all works without, slower"
+    if "TACCL_NATIVE" in why:
+        advice = "unset TACCL_NATIVE"
     detail = why or "it runs programs within a node, moves long messages and codes frames"
     return Check("compiled code", not why, detail, advice)
 

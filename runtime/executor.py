@@ -123,7 +123,8 @@ class Executor:
                     *self._lane(number),
                 )
         told = {number: message.native for number, message in self._messages.items()}
-        if native.library() is not None and all(told.values()) and self._frames is None and told:
+        plain = self._frames is None and self._streams is None
+        if plain and told and all(told.values()) and native.library() is not None:
             self._native = NativeRun(self.plan, self._messages, self._actions, self._combine, self._marks)
             return
         in_order = self.transport.buffered and self._marks is None

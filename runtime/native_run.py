@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from taccl.runtime import native
-from taccl.runtime.actions import Actions
+from taccl.runtime.actions import Action, Actions
 from taccl.runtime.compile import Operation, Plan, essential, followers, staged
-from taccl.runtime.copying import past_caches
+from taccl.runtime.copying import overlap, past_caches
 from taccl.runtime.process_memory import address
 from taccl.runtime.transport import Message, Native
 
@@ -117,6 +117,7 @@ class NativeRun:
         )  # fmt: skip
         self._place = ctypes.byref(self._state)
         self._asked = (0, 0, False)
+        self._known: dict[int, Action] = {}  # what Python was asked for
 
     def _lies(self, number: int) -> Native | None:
         """Where the next operation finds what a message brings, if it reads it there."""
@@ -148,16 +149,24 @@ class NativeRun:
             row["from"] = address(view(op.src if op.kind == "copy" else op.received))
         else:
             row["from"], row["release"] = told.source, told.release
-        if op.kind == "copy":
-            row["kind"] = COPY
-        elif combine is np.add and result.dtype.name in SUMS:
-            row["kind"], row["how"] = REDUCE, SUMS.index(result.dtype.name)
+        to, operands = int(row["to"][0]), [int(row["from"][0])]
+        if op.kind == "reduce":
             row["mine"] = address(view(op.src))
-        else:
+            operands.append(int(row["mine"]))
+        known = op.kind == "copy" or (combine is np.add and result.dtype.name in SUMS)
+        odd = any(place % result.itemsize for place in (to, *operands))
+        if not known or odd or any(overlap(to, place, result.nbytes) for place in operands):
             row["kind"] = CALL
+        elif op.kind == "copy":
+            row["kind"] = COPY
+        else:
+            row["kind"], row["how"] = REDUCE, SUMS.index(result.dtype.name)
 
     def _call(self, number: int) -> None:
         """What the code has no loop for, or where it failed: here errors have words."""
+        if number in self._known:
+            self._known[number]()
+            return
         op = self._plan.operations[number]
         if number in self._messages:
             action = self._actions.arrival(number, op)
@@ -166,6 +175,7 @@ class NativeRun:
         else:
             action = self._actions.beginning(number, op)
         assert action is not None
+        self._known[number] = action
         action()
 
     @property

@@ -6,10 +6,12 @@ import os
 
 import numpy as np
 import pytest
+import runtime_programs as programs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from taccl.runtime import native, native_run
+from taccl.runtime.bind import Bound, Buffers, compile_program
 from taccl.runtime.codecs import (
     CODECS,
     TILE,
@@ -25,7 +27,12 @@ from taccl.runtime.codecs import (
 from taccl.runtime.codecs.checksum import checksum
 from taccl.runtime.codecs.codec import dtype_of
 from taccl.runtime.dtypes import DTYPES
+from taccl.runtime.layout import layout
 from taccl.runtime.process_memory import address
+from taccl.runtime.shared import SharedMemory
+from taccl.runtime.shm import SharedMemoryTransport
+from taccl.runtime.switch import LocalSwitch, LocalTransport
+from taccl.synth.collective import build
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason=f"no compiled code: {native.why_not()}")
 
@@ -169,3 +176,67 @@ def test_it_can_be_left_out(monkeypatch):
         monkeypatch.undo()
         native._load.cache_clear()
     assert native.library() is not None
+
+
+def test_what_may_not_be_written_is_not_written():
+    """Compiled code has addresses only; numpy's rules are kept before it gets them."""
+    values = np.arange(1000, dtype=np.float32)
+    frame = frame_of(CODECS["q8"], values, TILE)
+    kept = bytes(4000)
+    locked = np.frombuffer(kept, np.float32)
+    for work in (decode_into, accumulate_into):
+        with pytest.raises(ValueError, match="read-only"):
+            work(CODECS["q8"], frame, locked, SCRATCH)
+    assert kept == bytes(4000)
+    wire = np.zeros(8192, np.uint8)
+    wire.flags.writeable = False
+    with pytest.raises(ValueError, match="read-only"):
+        encode_into(CODECS["q8"], values, wire, SCRATCH)
+
+
+@pytest.mark.parametrize("kind", ["cpy", "re"])
+@pytest.mark.parametrize("chunk", [3, 700, 40_000])
+def test_operands_that_overlap_give_what_numpy_gives(kind, chunk):
+    """No sound program has them, but one that runs must not mean something else with compiled code."""
+    steps = [("cpy", "i", 0, "o", 0, 3), (kind, "o", 0, "o", 1, 2)]
+    gpus = [(3, 3, 0, [(1 - rank, 1 - rank, 0, [*steps, ("s", "o", 2, "o", 2, 1), ("r", "o", 2, "o", 2, 1)])])
+            for rank in range(2)]  # fmt: skip
+    made = programs.program("custom", 2, 3, gpus)
+    collective = build("allreduce", 2, 3)  # any that has buffers of three chunks
+
+    def ran():
+        compiled_program = compile_program(made, collective, False, range(2))
+        bounds, memories = [], [SharedMemory() for _ in range(2)]
+        for rank in range(2):
+            others = LocalTransport(LocalSwitch(), rank)
+            way = SharedMemoryTransport(memories[rank], rank, (0, 1), compiled_program.messages, others)
+            buffers = Buffers(np.arange(3 * chunk, dtype=np.float32), np.zeros(3 * chunk, np.float32))
+            shape = layout(collective, 3 * chunk)
+            bounds.append(
+                Bound(
+                    compiled_program,
+                    rank,
+                    shape,
+                    buffers,
+                    DTYPES["float32"],
+                    "sum",
+                    way,
+                    np,
+                    memories[rank].empty,
+                )
+            )
+        offers = np.stack([bound.transport.offer() for bound in bounds])
+        for bound in bounds:
+            bound.connect(offers)
+        for bound in bounds:
+            bound.start()
+        left = bounds
+        for _ in range(100):
+            left = [bound for bound in left if not bound.executor.advance(5)]
+        assert not left
+        return [bound.user.output.tobytes() for bound in bounds]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native, "library", lambda: None)
+        expected = ran()
+    assert ran() == expected

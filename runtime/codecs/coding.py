@@ -58,7 +58,7 @@ def encode_into(
         raise ValueError(f"codec {codec.name} takes {', '.join(codec.dtypes)}; not {dtype.name}")
     if len(wire) < most_bytes(codec, dtype, len(values), tile):
         raise ValueError(f"{len(wire)} bytes of wire; most_bytes says what {len(values)} values may need")
-    if _is_plain(values):
+    if _is_plain(values) and wire.flags.writeable:
         ends = compiled.encode(
             codec, DTYPE_CODES[dtype.name], values, wire, scratch, (origin.rank, origin.chunk), tile
         )
@@ -85,7 +85,7 @@ def decode_into(
     exactly a frame of this codec; `values` may then hold some decoded tiles.
     """
     _check_wire(wire)
-    if _is_plain(values) and values.ndim == 1:
+    if _is_plain(values) and values.flags.writeable:
         code = DTYPE_CODES[dtype_of(values).name]
         if compiled.decode(codec, code, wire, values, scratch, _numbers(origin)):
             return read_header(wire)
@@ -110,7 +110,7 @@ def accumulate_into(
     """
     _check_wire(wire)
     frame = expected(codec, lambda: read_header(wire), origin)
-    if total.dtype == np.float32 and _is_plain(total):
+    if total.dtype == np.float32 and total.ndim == 1 and _is_plain(total) and total.flags.writeable:
         code = DTYPE_CODES[frame.dtype.name]
         done = compiled.accumulate(codec, code, wire, total, scratch, _numbers(origin))
         if done:

@@ -13,8 +13,8 @@ import importlib.machinery
 import os
 from pathlib import Path
 
-# What the C files and their users agree on; another number is that of files that were built before.
-VERSION = 1
+# Of what the C files and their users agree on; one more with every change of it, so that older files are not taken.
+VERSION = 2
 
 
 @functools.lru_cache(maxsize=1)
@@ -33,7 +33,7 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
         if not hasattr(found, "taccl_version") or found.taccl_version() != VERSION:
             return None, "it was built from other sources; install taccl again"
         return found, ""
-    return None, "it was not built: there was no C compiler when taccl was installed"
+    return None, "it was not built: no C compiler was found when taccl was installed, or it failed"
 
 
 def library() -> ctypes.CDLL | None:

@@ -2,7 +2,10 @@
 #ifndef TACCL_CLONES_H
 #define TACCL_CLONES_H
 
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#include <stdint.h>
+
+/* GCC alone, and only a C library that can decide it (ifunc). */
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && defined(__GLIBC__)
 #define CLONES __attribute__((target_clones("avx2", "default")))
 #else
 #define CLONES

@@ -3,5 +3,5 @@
 
 int taccl_version(void)
 {
-    return 1;
+    return 2;
 }
