@@ -186,9 +186,18 @@ def members(token: str) -> dict[int, list[bytes]]:
 
 
 def member(token: str, victim: int) -> int | None:
-    """The process of a rank: of those that have its number the first one."""
+    """The process of a rank: of those that have its number the one that is no child of another. Numbers of processes
+    start anew now and then, so the rank's need not be the lowest."""
     names = {f"{name}={victim}".encode() for name in ("PMI_RANK", "OMPI_COMM_WORLD_RANK")}
-    return min((pid for pid, found in members(token).items() if names & set(found)), default=None)
+    known = [pid for pid, found in members(token).items() if names & set(found)]
+    return next((pid for pid in known if parent(pid) not in known), None)
+
+
+def parent(pid: int) -> int:
+    """Of a process; 0 where it is gone."""
+    with contextlib.suppress(OSError):
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return 0
 
 
 def remains(token: str, memory: set[str], scratch: str) -> list[str]:

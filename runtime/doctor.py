@@ -69,12 +69,13 @@ def _packages() -> list[Check]:
 def child(command: Sequence[str], timeout_s: float = TIMEOUT_S) -> tuple[dict[str, Any] | None, str]:
     """Run a probe in a session of its own: (its JSON document or None, why there is none).
 
-    After the time limit the whole group is killed, so that no rank is left over.
+    After the time limit the whole group is killed, so that no rank is left over. It starts elsewhere, because Python
+    looks for packages where it is started, and a checkout of taccl is no package of that kind.
     """
     try:
         process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace",
-            env=mpi.launch_environment(), start_new_session=True,
+            env=mpi.launch_environment(), start_new_session=True, cwd="/",
         )  # fmt: skip
     except OSError as error:
         return None, f"{command[0]} cannot be started: {error.strerror}"

@@ -95,13 +95,15 @@ class SharedMemoryTransport:
                 flags[0][ready] = epoch[0]
 
             return Message(self, layout.done[peer] + tag, lend, native=self._native_send(peer, tag, None))
-        room = self._carve(ROOMS * array.nbytes) if array.nbytes <= PARCEL_BYTES else None
+        # An empty message has a place, too.
+        room = self._carve(max(ROOMS * array.nbytes, 1)) if array.nbytes <= PARCEL_BYTES else None
         if room is None:
             self._others_sends += 1
             self._control.write(peer, tag, (0, 0, 0, ELSEWHERE))
             return self._others.send(array, peer, tag, sized)
         place = self._memory.place(room)
         assert place is not None
+        room = room[: ROOMS * array.nbytes]
         self._control.write(peer, tag, (place.fd, place.token, place.offset, PARCEL))
         self._parcels_to[peer] = layout.ended[peer]
         put = _sized_parcel if sized else _parcel

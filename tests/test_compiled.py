@@ -3,6 +3,7 @@
 import ctypes
 import mmap
 import os
+import struct
 
 import numpy as np
 import pytest
@@ -240,3 +241,32 @@ def test_operands_that_overlap_give_what_numpy_gives(kind, chunk):
         patch.setattr(native, "library", lambda: None)
         expected = ran()
     assert ran() == expected
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_values_in_the_frame_itself_crash_nothing(name):
+    """What is decoded overwrites the directory that says where the rest is."""
+    room = np.zeros(40_000, np.uint8)
+    room = room[-address(room) % 64 :]
+    codec = CODECS[name]
+    for at in (0, 64, 96, 512):
+        used = encode_into(
+            codec, np.linspace(1, 2, 2000, dtype=np.float32), room[:20_000], SCRATCH, Origin(), 256
+        )
+        for work in (decode_into, accumulate_into):
+            try:
+                work(codec, room[:used], room[at : at + 8000].view(np.float32), SCRATCH)
+            except FrameError:
+                continue
+
+
+@pytest.mark.parametrize(
+    "origin", [Origin(-1, 2), Origin(2**32, 0), Origin(0, 2**32 + 5), Origin(2**64 + 1, 2)]
+)
+def test_origins_that_no_header_holds(origin):
+    values = np.ones(100, np.float32)
+    frame = frame_of(CODECS["raw"], values, TILE)
+    with pytest.raises(struct.error):
+        encode_into(CODECS["raw"], values, np.zeros(4096, np.uint8), SCRATCH, origin)
+    with pytest.raises(FrameError, match="where one from"):
+        decode_into(CODECS["raw"], frame, values.copy(), SCRATCH, origin)

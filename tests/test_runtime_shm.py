@@ -97,7 +97,7 @@ def drive(name, bounds, turns, seed):
     name=st.sampled_from(["allgather", "allreduce", "broadcast", "alltoall"]),
     ranks=st.integers(2, 5),
     partition=st.integers(1, 3),
-    blocks=st.integers(1, 60),
+    blocks=st.integers(0, 60),
     split=st.integers(0, 4),
     lengths=st.tuples(st.sampled_from([0, 64, 10**6]), st.sampled_from([0, 256, 10**6])),
     reads=st.sampled_from([None, 0, 64, 256]),

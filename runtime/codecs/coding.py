@@ -173,7 +173,7 @@ def check_room(frame: Frame, dtype: DType, nbytes: int) -> None:
 
 
 def _numbers(origin: Origin | None) -> tuple[int, int]:
-    return (-1, -1) if origin is None else (origin.rank, origin.chunk)
+    return compiled.ANY if origin is None else (origin.rank, origin.chunk)
 
 
 def _check_origin(frame: Frame, origin: Origin | None) -> None:

@@ -16,6 +16,7 @@ from taccl.runtime.codecs.codec import TILE, Array, Codec, Scratch
 from taccl.runtime.process_memory import address
 
 CODES = (0, 1, 2, 3, 4, 7)  # of the codecs that it has
+ANY = (-1, -1)  # origin
 
 
 class Call(ctypes.Structure):
@@ -54,7 +55,7 @@ def encode(
 ) -> int | None:
     """The bytes of the frame. code: of the values' type, on the wire."""
     calls = library()
-    if calls is None or codec.code not in CODES:
+    if calls is None or codec.code not in CODES or not _fits(origin):
         return None
     call = Call(
         codec.code,
@@ -73,7 +74,7 @@ def encode(
 def decode(
     codec: Codec, code: int, wire: Array, values: Array, scratch: Scratch, origin: tuple[int, int]
 ) -> bool | None:
-    """True when it is decoded, False when a tile is wrong and some are decoded. origin: (-1, -1) for any."""
+    """True when it is decoded, False when a tile is wrong and some are decoded. origin: or ANY."""
     return _take("taccl_decode", codec, code, wire, values, scratch, origin)
 
 
@@ -88,7 +89,7 @@ def _take(
     name: str, codec: Codec, code: int, wire: Array, values: Array, scratch: Scratch, origin: tuple[int, int]
 ) -> bool | None:
     calls = library()
-    if calls is None or codec.code not in CODES:
+    if calls is None or codec.code not in CODES or not (origin == ANY or _fits(origin)):
         return None
     call = Call(
         codec.code,
@@ -103,6 +104,11 @@ def _take(
     )
     done = calls[name](ctypes.byref(call))
     return None if done == 0 else done > 0
+
+
+def _fits(origin: tuple[int, int]) -> bool:
+    """Whether a header has room for it."""
+    return all(0 <= number < 2**32 for number in origin)
 
 
 def _work(scratch: Scratch) -> tuple[int, int]:

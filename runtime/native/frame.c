@@ -287,15 +287,24 @@ CLONES static void add_short(float *total, const uint16_t *values, int64_t count
 /* Decode, or with `sum` add to float32 what is decoded. 1: done. 0: nothing was done. -1: a tile is wrong. */
 static int decode(const struct call *c, int sum)
 {
-    if ((sum && c->type != FLOAT32 && c->type != BFLOAT16) || !check(c))
+    int64_t end = sum && c->type != FLOAT32 && c->type != BFLOAT16 ? 0 : check(c);
+    if (!end)
         return 0;
-    int64_t tile = read_u32(c->wire + 24), tiles = read_u32(c->wire + 28), place = directory_end(tiles);
+    /* From here on the wire may change: the values may overlap it, or another process may write it. So all that is read
+     * of it again is bounded again. */
+    int64_t tile = read_u32(c->wire + 24);
+    if (tile < STEP || tile > TILE)
+        return -1;
+    int64_t tiles = (c->count + tile - 1) / tile, place = directory_end(tiles);
+    if (place > end)
+        return -1;
     for (int64_t index = 0; index < tiles; index++) {
         const uint8_t *row = c->wire + HEADER + ENTRY * index;
         struct entry e = {read_u32(row + 8), row[16], read_u32(row + 12), row[17], row[18], read_u16(row + 20),
                           read_u16(row + 22)};
         int64_t first = index * tile, count = c->count - first < tile ? c->count - first : tile;
-        if (taccl_checksum(c->wire + place, e.bytes) != read_u64(row))
+        if (count <= 0 || e.bytes % ALIGNMENT || place + e.bytes > end ||
+            taccl_checksum(c->wire + place, e.bytes) != read_u64(row))
             return -1;
         void *into = sum ? c->spare : (uint8_t *)c->values + first * WIDTHS[c->type];
         if (!decode_tile(c, c->wire + place, &e, count, into))

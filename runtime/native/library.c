@@ -3,5 +3,5 @@
 
 int taccl_version(void)
 {
-    return 2;
+    return 3;
 }

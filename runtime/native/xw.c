@@ -462,7 +462,8 @@ int taccl_xw_decode(const uint8_t *wire, const struct entry *e, int64_t width, i
     if (e->mode == ZERO_MAP &&
         (ones(wire, padded(count) / 8) != e->kept || any_from(wire, count, padded(count))))
         return 0;
-    const uint8_t *map = wire + starts[5], *found = wire + starts[6];
+    /* The map could change after it was counted, were the wire another process's. */
+    const uint8_t *map = wire + starts[5], *found = wire + starts[6], *last = found + e->sparse;
     int64_t map_bytes = starts[6] - starts[5];
     if (ones(map, map_bytes) != e->sparse || any_from(map, room / 8, 8 * map_bytes))
         return 0;
@@ -492,7 +493,7 @@ int taccl_xw_decode(const uint8_t *wire, const struct entry *e, int64_t width, i
     for (int64_t i = 0; i < room / 64; i++) {
         memset(work->plane + 8 * i, 0xFF, 8);
         for (uint8_t left = map[i]; left; left &= (uint8_t)(left - 1))
-            work->plane[8 * i + __builtin_ctz(left)] = (uint8_t)~*found++;
+            work->plane[8 * i + __builtin_ctz(left)] = found < last ? (uint8_t)~*found++ : 0xFF;
     }
     add_planes(signs, work->plane, (int)e->bits, one, single, room, top);
     for (int64_t i = 0; i < e->exceptions; i++)
