@@ -84,7 +84,7 @@ bench-determinism: $(READY)
 	@python docs/benchmarks_determinism.py
 
 clean:
-	rm -rf build demo-out $(VENV)
+	rm -rf build demo-out $(VENV) runtime/native/*.so
 
 # A fresh interpreter may lack pip (Debian keeps it in python3-venv); then a pip that is already there serves.
 $(READY): pyproject.toml $(wildcard runtime/native/*.c runtime/native/*.h)

@@ -34,7 +34,7 @@ OPERATION = np.dtype(
 )
 SEND, RECEIVE, COPY, REDUCE, CALL = range(5)
 MOVE, READ = 1, 2
-DONE, IDLE, ASK, FAILED = range(4)
+DONE, IDLE, ASK = range(3)
 STARTED = 1
 SUMS = ("float32", "float64", "int32", "int64", "uint8")
 
@@ -52,16 +52,14 @@ class State(ctypes.Structure):
         ("run", ctypes.c_void_p),
         *((name, ctypes.c_int64) for name in ("epoch", "stream", "marks", "polls", "spins", "yields")),
         ("asked", ctypes.c_int64),
-        ("error", ctypes.c_int64),
     )
 
 
 @functools.lru_cache(maxsize=1)
-def _calls() -> tuple[Any, Any] | None:
-    """(answer, advance) of the compiled code; None where there is none."""
+def _calls() -> tuple[Any, Any]:
+    """(answer, advance) of the compiled code, which is there."""
     found = native.library()
-    if found is None:
-        return None
+    assert found is not None
     answer, advance = found.taccl_answer, found.taccl_advance
     # Without argtypes a call of one pointer takes half of the time.
     answer.restype, advance.restype = None, ctypes.c_int
@@ -79,9 +77,7 @@ class NativeRun:
         combine: Callable[..., object],
         marks: list[tuple[int, float]] | None,
     ) -> None:
-        calls = _calls()
-        assert calls is not None
-        self._answer, self._advance = calls
+        self._answer, self._advance = _calls()
         self._plan, self._messages, self._actions, self._marks = plan, messages, actions, marks
         self._told = {number: message.native() for number, message in messages.items() if message.native}
         operations = plan.operations
@@ -198,7 +194,7 @@ class NativeRun:
                 if self._marks is not None:
                     self._note(self._marks)
                 return True
-            if code != IDLE:
+            if code == ASK:
                 self._call(self._state.asked)
                 self._answer(place)
                 continue

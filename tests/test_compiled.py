@@ -261,7 +261,7 @@ def test_values_in_the_frame_itself_crash_nothing(name):
 
 
 @pytest.mark.parametrize(
-    "origin", [Origin(-1, 2), Origin(2**32, 0), Origin(0, 2**32 + 5), Origin(2**64 + 1, 2)]
+    "origin", [Origin(-1, -1), Origin(-1, 2), Origin(2**32, 0), Origin(0, 2**32 + 5), Origin(2**64 + 1, 2)]
 )
 def test_origins_that_no_header_holds(origin):
     values = np.ones(100, np.float32)

@@ -172,8 +172,8 @@ def check_room(frame: Frame, dtype: DType, nbytes: int) -> None:
         )
 
 
-def _numbers(origin: Origin | None) -> tuple[int, int]:
-    return compiled.ANY if origin is None else (origin.rank, origin.chunk)
+def _numbers(origin: Origin | None) -> tuple[int, int] | None:
+    return None if origin is None else (origin.rank, origin.chunk)
 
 
 def _check_origin(frame: Frame, origin: Origin | None) -> None:

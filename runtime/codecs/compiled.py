@@ -16,7 +16,7 @@ from taccl.runtime.codecs.codec import TILE, Array, Codec, Scratch
 from taccl.runtime.process_memory import address
 
 CODES = (0, 1, 2, 3, 4, 7)  # of the codecs that it has
-ANY = (-1, -1)  # origin
+ANY = (-1, -1)  # origin, for frame.c
 
 
 class Call(ctypes.Structure):
@@ -40,7 +40,8 @@ def library() -> Any:
         return None
     found.taccl_checksum.argtypes = (ctypes.c_void_p, ctypes.c_int64)
     found.taccl_checksum.restype = ctypes.c_uint64
-    found.taccl_encode.restype = ctypes.c_int64
+    for name in ("taccl_encode", "taccl_decode", "taccl_accumulate"):
+        found[name].restype = ctypes.c_int64
     return found
 
 
@@ -53,63 +54,37 @@ def checksum(data: Array) -> int | None:
 def encode(
     codec: Codec, code: int, values: Array, wire: Array, scratch: Scratch, origin: tuple[int, int], tile: int
 ) -> int | None:
-    """The bytes of the frame. code: of the values' type, on the wire."""
-    calls = library()
-    if calls is None or codec.code not in CODES or not _fits(origin):
-        return None
-    call = Call(
-        codec.code,
-        code,
-        len(values),
-        tile,
-        *origin,
-        address(values),
-        address(wire),
-        len(wire),
-        *_work(scratch),
-    )
-    return int(calls.taccl_encode(ctypes.byref(call))) or None
+    """The bytes of the frame. code: of the values' type, on the wire. origin: (rank, chunk)."""
+    return _done("taccl_encode", codec, code, values, wire, scratch, origin, tile) or None
 
 
 def decode(
-    codec: Codec, code: int, wire: Array, values: Array, scratch: Scratch, origin: tuple[int, int]
+    codec: Codec, code: int, wire: Array, values: Array, scratch: Scratch, origin: tuple[int, int] | None
 ) -> bool | None:
-    """True when it is decoded, False when a tile is wrong and some are decoded. origin: or ANY."""
-    return _take("taccl_decode", codec, code, wire, values, scratch, origin)
-
-
-def accumulate(
-    codec: Codec, code: int, wire: Array, total: Array, scratch: Scratch, origin: tuple[int, int]
-) -> bool | None:
-    """As `decode`, added to (n,) float32."""
-    return _take("taccl_accumulate", codec, code, wire, total, scratch, origin)
-
-
-def _take(
-    name: str, codec: Codec, code: int, wire: Array, values: Array, scratch: Scratch, origin: tuple[int, int]
-) -> bool | None:
-    calls = library()
-    if calls is None or codec.code not in CODES or not (origin == ANY or _fits(origin)):
-        return None
-    call = Call(
-        codec.code,
-        code,
-        len(values),
-        TILE,
-        *origin,
-        address(values),
-        address(wire),
-        len(wire),
-        *_work(scratch),
-    )
-    done = calls[name](ctypes.byref(call))
+    """True when it is decoded, False when a tile is wrong and some are decoded. origin: (rank, chunk); None: any."""
+    done = _done("taccl_decode", codec, code, values, wire, scratch, origin)
     return None if done == 0 else done > 0
 
 
-def _fits(origin: tuple[int, int]) -> bool:
-    """Whether a header has room for it."""
-    return all(0 <= number < 2**32 for number in origin)
+def accumulate(
+    codec: Codec, code: int, wire: Array, total: Array, scratch: Scratch, origin: tuple[int, int] | None
+) -> bool | None:
+    """As `decode`, added to (n,) float32."""
+    done = _done("taccl_accumulate", codec, code, total, wire, scratch, origin)
+    return None if done == 0 else done > 0
 
 
-def _work(scratch: Scratch) -> tuple[int, int]:
-    return address(scratch.tile), address(scratch.values)
+def _done(
+    name: str, codec: Codec, code: int, values: Array, wire: Array, scratch: Scratch,
+    origin: tuple[int, int] | None, tile: int = TILE,
+) -> int:  # fmt: skip
+    """What a call gives, 0 where the frame is left to Python: also for an origin that no header has room for."""
+    calls = library()
+    fits = origin is None or all(0 <= number < 2**32 for number in origin)
+    if calls is None or codec.code not in CODES or not fits:
+        return 0
+    call = Call(
+        codec.code, code, len(values), tile, *(origin or ANY), address(values), address(wire), len(wire),
+        address(scratch.tile), address(scratch.values),
+    )  # fmt: skip
+    return int(calls[name](ctypes.byref(call)))

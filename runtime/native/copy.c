@@ -27,34 +27,29 @@ static const size_t MOST = (size_t)1 << 30;
 
 #ifdef VECTORS
 /* Whole pairs of lines, the first of them aligned in the target. */
-__attribute__((target("avx2"))) static void streamed(char *to, const char *from, size_t bytes)
+__attribute__((target("avx2"))) static void by_vectors(char *to, const char *from, size_t bytes, int stream)
 {
     for (size_t at = 0; at < bytes; at += 128) {
         __m256i a = _mm256_loadu_si256((const __m256i *)(from + at));
         __m256i b = _mm256_loadu_si256((const __m256i *)(from + at + 32));
         __m256i c = _mm256_loadu_si256((const __m256i *)(from + at + 64));
         __m256i d = _mm256_loadu_si256((const __m256i *)(from + at + 96));
-        _mm256_stream_si256((__m256i *)(to + at), a);
-        _mm256_stream_si256((__m256i *)(to + at + 32), b);
-        _mm256_stream_si256((__m256i *)(to + at + 64), c);
-        _mm256_stream_si256((__m256i *)(to + at + 96), d);
+        __m256i *line = (__m256i *)(to + at);
+        if (stream) {
+            _mm256_stream_si256(line, a);
+            _mm256_stream_si256(line + 1, b);
+            _mm256_stream_si256(line + 2, c);
+            _mm256_stream_si256(line + 3, d);
+        } else {
+            _mm256_store_si256(line, a);
+            _mm256_store_si256(line + 1, b);
+            _mm256_store_si256(line + 2, c);
+            _mm256_store_si256(line + 3, d);
+        }
     }
-    /* Flags that say that the data are there must not be seen before them. */
-    _mm_sfence();
-}
-
-__attribute__((target("avx2"))) static void cached(char *to, const char *from, size_t bytes)
-{
-    for (size_t at = 0; at < bytes; at += 128) {
-        __m256i a = _mm256_loadu_si256((const __m256i *)(from + at));
-        __m256i b = _mm256_loadu_si256((const __m256i *)(from + at + 32));
-        __m256i c = _mm256_loadu_si256((const __m256i *)(from + at + 64));
-        __m256i d = _mm256_loadu_si256((const __m256i *)(from + at + 96));
-        _mm256_store_si256((__m256i *)(to + at), a);
-        _mm256_store_si256((__m256i *)(to + at + 32), b);
-        _mm256_store_si256((__m256i *)(to + at + 64), c);
-        _mm256_store_si256((__m256i *)(to + at + 96), d);
-    }
+    /* Flags that say that the data are there must not be seen before what went past the caches. */
+    if (stream)
+        _mm_sfence();
 }
 #endif
 
@@ -67,10 +62,7 @@ void taccl_copy(void *to, const void *from, size_t bytes, int stream)
         char *target = (char *)to + head;
         const char *source = (const char *)from + head;
         size_t left = bytes - head, whole = left & ~(size_t)127;
-        if (stream && whole >= STREAMED)
-            streamed(target, source, whole);
-        else
-            cached(target, source, whole);
+        by_vectors(target, source, whole, stream && whole >= STREAMED);
         memcpy(target + whole, source + whole, left - whole);
         return;
     }

@@ -17,7 +17,7 @@
 
 enum kind { SEND, RECEIVE, COPY, REDUCE, CALL };
 enum work { NOTHING, MOVE, READ };          /* of a message that has arrived */
-enum code { DONE, IDLE, ASK, FAILED };      /* what a caller is told */
+enum code { DONE, IDLE, ASK };              /* what a caller is told */
 enum phase { LATER, STARTED, FINISHED };
 enum { LOOKS = 40 };                        /* a microsecond */
 
@@ -42,7 +42,7 @@ struct state {
     const int64_t *run;                     /* its number */
     int64_t epoch, stream, marks;
     int64_t polls, spins, yields;
-    int64_t asked, error;                   /* of ASK and FAILED: the operation; the errno */
+    int64_t asked;                          /* of ASK: the operation */
 };
 
 const int64_t taccl_operation_bytes = sizeof(struct operation), taccl_state_bytes = sizeof(struct state);
@@ -118,6 +118,7 @@ static void pass(struct state *s, struct operation *op)
     finish(s, op);
 }
 
+/* Whether Python has to do it. */
 static int arrive(struct state *s, int64_t number)
 {
     struct operation *op = s->operations + number;
@@ -130,11 +131,9 @@ static int arrive(struct state *s, int64_t number)
     if (op->how == MOVE) {
         move(s, op);
     } else if (op->how == READ) {
-        int why = taccl_read((pid_t)op->process, (void *)(intptr_t)op->to[0], (uintptr_t)op->from[0],
-                             (size_t)op->bytes, (int)s->stream);
-        if (why) {
-            s->asked = number;
-            s->error = why;
+        if (taccl_read((pid_t)op->process, (void *)(intptr_t)op->to[0], (uintptr_t)op->from[0], (size_t)op->bytes,
+                       (int)s->stream)) {
+            s->asked = number; /* there errors have words */
             return 1;
         }
     }
@@ -228,7 +227,7 @@ int taccl_advance(struct state *s)
                 if (arrive(s, number)) {
                     memmove(s->outstanding + i, s->outstanding + i + 1, (size_t)(count - i - 1) * sizeof(int64_t));
                     s->started = count - 1;
-                    return FAILED;
+                    return ASK;
                 }
                 continue;
             }

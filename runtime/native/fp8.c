@@ -1,34 +1,16 @@
 /* Tiles of the codec `fp8`: the bytes of runtime/codecs/fp8.py. Tiles with NaN or infinities are left to it. */
-#include "codecs.h"
+#include "blocks.h"
 
 #include <math.h>
 #include <stdint.h>
-#include <string.h>
 
 enum { BLOCK = 128 };
 
 static const float LARGEST = 448, SMALLEST_NORMAL = 0x1p-6f, ROUND_SUBNORMAL = 0x1p14f;
 
-static uint32_t bits_of(float value)
-{
-    uint32_t bits;
-    memcpy(&bits, &value, 4);
-    return bits;
-}
-
 int64_t taccl_fp8_bytes(int64_t count)
 {
-    return aligned(4 * ((count + BLOCK - 1) / BLOCK), 16) + aligned(count, 16);
-}
-
-CLONES static uint32_t largest_bits(const uint32_t *bits, int64_t count)
-{
-    uint32_t largest = 0;
-    for (int64_t i = 0; i < count; i++) {
-        uint32_t size = bits[i] & 0x7FFFFFFF;
-        largest = size > largest ? size : largest;
-    }
-    return largest;
+    return blocks_of(count, BLOCK).bytes;
 }
 
 /* Two ways to round, for normal numbers and for others; each gets 2^-6 where it is the other's turn, whose code is 8, so
@@ -47,22 +29,19 @@ CLONES static void quantise(const float *values, int64_t count, float inverse, u
 
 int taccl_fp8_encode(const float *values, int64_t count, uint8_t *wire)
 {
-    int64_t blocks = (count + BLOCK - 1) / BLOCK, start = aligned(4 * blocks, 16), end = start + aligned(count, 16);
+    struct blocks b = blocks_of(count, BLOCK);
     float *scales = (float *)wire;
-    for (int64_t block = 0; block < blocks; block++) {
+    for (int64_t block = 0; block < b.number; block++) {
         const float *first = values + block * BLOCK;
-        int64_t length = count - block * BLOCK < BLOCK ? count - block * BLOCK : BLOCK;
-        uint32_t bits = largest_bits((const uint32_t *)first, length);
-        float largest;
-        memcpy(&largest, &bits, 4);
-        if (!(largest < INFINITY))
+        int64_t length = length_of(block, count, BLOCK);
+        float most = largest(first, length);
+        if (!(most < INFINITY))
             return 0;
-        int tiny = largest < 0x1p-117f;
-        scales[block] = tiny ? 0 : largest / LARGEST;
-        quantise(first, length, tiny ? 0 : LARGEST / largest, wire + start + block * BLOCK);
+        int tiny = most < 0x1p-117f;
+        scales[block] = tiny ? 0 : most / LARGEST;
+        quantise(first, length, tiny ? 0 : LARGEST / most, wire + b.start + block * BLOCK);
     }
-    memset(wire + 4 * blocks, 0, (size_t)(start - 4 * blocks));
-    memset(wire + start + count, 0, (size_t)(end - start - count));
+    clear_padding(&b, count, wire);
     return 1;
 }
 
@@ -76,10 +55,7 @@ static float value_of(uint8_t code)
         bits = bits_of((float)size * 0x1p-9f);
     else
         bits = (size << 20) + (UINT32_C(120) << 23);
-    bits |= sign;
-    float value;
-    memcpy(&value, &bits, 4);
-    return value;
+    return from_bits(bits | sign);
 }
 
 CLONES static void multiply(const float *table, const uint8_t *codes, int64_t count, float scale, float *values)
@@ -90,13 +66,13 @@ CLONES static void multiply(const float *table, const uint8_t *codes, int64_t co
 
 void taccl_fp8_decode(const uint8_t *wire, int64_t count, float *values)
 {
-    int64_t blocks = (count + BLOCK - 1) / BLOCK, start = aligned(4 * blocks, 16);
+    struct blocks b = blocks_of(count, BLOCK);
     const float *scales = (const float *)wire;
     float table[256];
     for (int code = 0; code < 256; code++)
         table[code] = value_of((uint8_t)code);
-    for (int64_t block = 0; block < blocks; block++) {
-        int64_t length = count - block * BLOCK < BLOCK ? count - block * BLOCK : BLOCK;
-        multiply(table, wire + start + block * BLOCK, length, scales[block], values + block * BLOCK);
+    for (int64_t block = 0; block < b.number; block++) {
+        int64_t length = length_of(block, count, BLOCK);
+        multiply(table, wire + b.start + block * BLOCK, length, scales[block], values + block * BLOCK);
     }
 }

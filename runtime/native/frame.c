@@ -318,12 +318,12 @@ static int decode(const struct call *c, int sum)
     return 1;
 }
 
-int taccl_decode(const struct call *c)
+int64_t taccl_decode(const struct call *c)
 {
     return decode(c, 0);
 }
 
-int taccl_accumulate(const struct call *c)
+int64_t taccl_accumulate(const struct call *c)
 {
     return decode(c, 1);
 }

@@ -3,5 +3,5 @@
 
 int taccl_version(void)
 {
-    return 3;
+    return 4;
 }
