@@ -338,8 +338,10 @@ def _settled(
             again = lower_exact(sent, topology, protocol=order.protocol)
         except Infeasible:
             return source, lowered
-        if again.simulated_time_fs >= lowered.simulated_time_fs:
-            return (sent if again.simulated_time_fs == lowered.simulated_time_fs else source), lowered
+        if again.simulated_time_fs > lowered.simulated_time_fs:
+            return source, lowered
+        if again.simulated_time_fs == lowered.simulated_time_fs:
+            return sent, again  # the program that a file of the schedule will be lowered to
         source, lowered = sent, again
     return source, lowered
 

@@ -99,13 +99,17 @@ def test_free_groups_are_groups_without_fixed_ports():
             assert all(a != b for a, b in zip(ports, images, strict=True))
 
 
-@pytest.mark.parametrize("size_bytes", [64_000, 10**6])
-def test_a_native_file_lowers_to_the_program_that_it_came_with(tmp_path, size_bytes):
-    """As simulated, these schedules would lose time if they were lowered again."""
+@pytest.mark.parametrize(
+    ("size_bytes", "limit_s"), [(64_000, 2), (10**6, 2), (64_000, 0.5), (64_000, 1), (128_000, 2)]
+)
+def test_a_native_file_lowers_to_the_program_that_it_came_with(tmp_path, size_bytes, limit_s):
+    """As simulated, these schedules would lose time if they were lowered again, or become another program as quick."""
     topology = hosts(4, 2, 4)
     profile = tmp_path / "hosts.yaml"
     profile.write_text(write_topology(topology))
-    made = produce(Order(str(profile), "allreduce", size_bytes, engine="greedy", partition=1, time_limit_s=2))
+    made = produce(
+        Order(str(profile), "allreduce", size_bytes, engine="greedy", partition=1, time_limit_s=limit_s)
+    )
     first = lower_exact(made.algorithm, topology)
     assert first.simulated_time_fs == made.simulated_fs and first.program.gpus == made.program.gpus
     again, _ = read_native(write_native(made.algorithm, topology))
