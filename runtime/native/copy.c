@@ -2,11 +2,11 @@
  *
  * A store fetches the cache line that it overwrites, unless it goes past the caches. Where a collective moves more than
  * the last-level cache holds, nothing of what is written is read again before it is evicted, and stores past the caches
- * halve what a copy needs of the memory's bandwidth to write.
+ * leave that much of the memory's bandwidth to others.
  *
- * The kernel copies between processes by `rep movsb`, which AMD processors (Zen 3 and 4) do at a fifth of their speed
- * where the target lies 1 to 63 bytes behind the source within its page: they seem to overlap. Such messages go through
- * a buffer that lies as the source does.
+ * The kernel's copy between processes runs at a fifth to a half of its speed on AMD processors (seen on Zen 3) where the
+ * target lies 1 to 63 bytes behind the source within its page, most likely because `rep movsb` takes them for overlapping.
+ * Such messages go through a buffer that lies as the source does. `make bench-copies` has both.
  */
 #define _GNU_SOURCE
 #include "copy.h"
