@@ -27,9 +27,9 @@ from taccl.runtime.bind import (
     internal_bytes,
 )  # fmt: skip
 from taccl.runtime.calibration import Message, Span, spans
-from taccl.runtime.codec_thread import CodecThread
 from taccl.runtime.codecs import Codec
 from taccl.runtime.coded import PARTS, Coding
+from taccl.runtime.coders import CodecPort
 from taccl.runtime.device_memory import DeviceMemory
 from taccl.runtime.device_transport import device_buffers, device_bytes, device_transport
 from taccl.runtime.dtypes import DType, inside_type
@@ -161,7 +161,7 @@ def _rows(
 ) -> Iterator[Row]:
     """plain, mine, others: by mode the program without a codec, in every way of coding, and what it is run against."""
     collective = loaded.collective
-    coder = CodecThread() if mine and settings.device == "host" else None
+    coder = job.coder() if mine and settings.device == "host" else None
     for dtype in settings.dtypes:
         for op in settings.ops if collective.combining else (None,):
             inside = inside_type(dtype, op, settings.accumulate)
@@ -240,7 +240,7 @@ def _measure_mode(
     other: tuple[Compiled, Layout, Topology | None] | None,
     beside_mpi: bool,
     codec: Codec | None,
-    coder: CodecThread | None,
+    coder: CodecPort | None,
     source: check_values.Source | None,
     plain: Compiled,
     topology: Topology | None,

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from taccl.errors import EnvironmentProblem
-from taccl.runtime.codec_thread import Coder
 from taccl.runtime.codecs import Codec, ErrorFeedback
 from taccl.runtime.coded import Coding, coded
+from taccl.runtime.coders import Coder
 from taccl.runtime.compile import Plan, compile_ranks, in_rounds
 from taccl.runtime.device_frames import DeviceFrames, DeviceLosses, work_bytes
 from taccl.runtime.dtypes import DType, combiner, divide

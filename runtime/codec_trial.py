@@ -1,7 +1,7 @@
-"""What coding costs a rank in place: pieces of work on the codec threads of all ranks while frames are on their way.
+"""What coding costs a rank in place: pieces of work on all ranks while frames are on their way.
 
 Every rank codes chunks, sends the frames to the next rank and decodes those of the one before, or adds them to a sum:
-the plan, the frame memory, the codec thread and the transport that `taccl run --codec` has. A rank works on one piece
+the plan, the frame memory, the coder and the transport that `taccl run --codec` has. A rank works on one piece
 after another. A piece takes from when it was handed over, or the piece before was finished, until the executor learns
 that it is finished, in wall-clock time: that is what the next message waits for, and what ranks take from each other
 that share cores, memory or the interpreter's lock is in it. A chunk is coded when the one WINDOW before it has come: so
@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 
 from taccl.runtime.bind import Bound, Buffers, Compiled, compile_program
-from taccl.runtime.codec_thread import CodecThread
 from taccl.runtime.codecs import Codec
 from taccl.runtime.coded import Coding
 from taccl.runtime.compile import Operation
@@ -67,7 +66,7 @@ def trial(
     mine = np.resize(np.roll(values, -first), chunks * elements)
     shape = layout(compiled.collective, len(mine))
     notes: list[tuple[int, float, float]] = []
-    coder = CodecThread(notes)
+    coder = job.coder(notes)
     transport, empty = host_transport(job, compiled, chunk_bytes, neighbours, host_kind(neighbours))
     bound = job.together(
         "the binding of the codec trial",

@@ -12,7 +12,6 @@ from taccl.runtime import gpu
 from taccl.runtime.bench import Loaded
 from taccl.runtime.bench_settings import Settings
 from taccl.runtime.bind import Bound, Buffers, buffer_elements, compile_program
-from taccl.runtime.codec_thread import CodecThread
 from taccl.runtime.codecs import Codec, ErrorFeedback
 from taccl.runtime.coded import PARTS, Coding
 from taccl.runtime.device_memory import DeviceMemory
@@ -87,7 +86,7 @@ class BoundCollective:
         if self._nccl is not None:
             self._nccl.connect(job, {(source, target) for source, target, _ in compiled.rounds})
         self._job = job
-        self._coder = None if codec is None or reach is not None else CodecThread()
+        self._coder = None if codec is None or reach is not None else job.coder()
         chunk_bytes = shape.chunk_elements * dtype.bytes
         cuda = None
         if reach is None:

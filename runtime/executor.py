@@ -31,7 +31,7 @@ from typing import Any
 
 from taccl.runtime import native
 from taccl.runtime.actions import Action, Actions
-from taccl.runtime.codec_thread import CodecThread, Coder, Inline
+from taccl.runtime.coders import CodecPort, CodecThread, Coder, Inline
 from taccl.runtime.compile import Operation, Plan, essential, followers, staged
 from taccl.runtime.device_frames import DeviceFrames
 from taccl.runtime.frames import FrameMemory
@@ -317,8 +317,8 @@ class Executor:
 
     @property
     def coding(self) -> bool:
-        """Whether a thread codes beside the one that runs this."""
-        return self._frames is not None and isinstance(self._coder, CodecThread)
+        """Whether it codes, where that is not done at once."""
+        return self._frames is not None and isinstance(self._coder, CodecPort)
 
     @property
     def done(self) -> bool:

@@ -7,9 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 from taccl.profiles.topology import Topology
+from taccl.runtime import mpi
 from taccl.runtime.bind import Compiled
 from taccl.runtime.job import Job, Neighbours
-from taccl.runtime.paced import PacedTransport, channels, segments_to
+from taccl.runtime.pace import paces
+from taccl.runtime.paced import PacedTransport, channels
 from taccl.runtime.shm import SharedMemoryTransport
 from taccl.runtime.transport import Transport
 from taccl.runtime.transports import MpiTransport
@@ -57,10 +59,13 @@ def host_transport(
     between: Transport = over_mpi
     if pace and len(set(neighbours.nodes)) > 1:
         gates = {} if taken is None else taken.gates
-        more = {} if topology is None else segments_to(topology, job.rank)
+        # A turn is handed over when a segment has come, so those of messages with turns must not be long.
+        library = mpi.library(job.MPI).name
+        known = {} if topology is None else paces(topology, library, longer=not gates)
+        job.agree_on(hashlib.sha256(repr(sorted(known.items())).encode()).digest(), "cluster (--profile)")
         between = PacedTransport(
             job.MPI, over_mpi, job.receipts, neighbours.nodes, gates, job.notices,
-            channels(compiled.plans[job.rank]), more,
+            channels(compiled.plans[job.rank]), known,
         )  # fmt: skip
     if kind == "mpi":
         return between, None

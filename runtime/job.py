@@ -25,7 +25,7 @@ from taccl.entry import heed, interrupt
 from taccl.errors import EnvironmentProblem, RunFailed, TacclError
 from taccl.runtime import mpi, process_memory, shared, watchdog
 from taccl.runtime.bind import Bound
-from taccl.runtime.codec_thread import Pauses
+from taccl.runtime.coders import CodecPort, CodecThread, Pauses
 from taccl.runtime.guard import Guard
 from taccl.synth.program import Program
 
@@ -101,7 +101,7 @@ class Job:
         cores = len(os.sched_getaffinity(0))
         self._spins = SPINS if self.board.node_ranks <= cores else 0
         self._waiting = self._moving(os.sched_yield)
-        self._pauses = 2 * self.board.node_ranks > cores  # a rank that codes has two threads
+        self._two_cores = 2 * self.board.node_ranks <= cores  # for each rank
 
     def __enter__(self) -> Job:
         return self
@@ -309,7 +309,7 @@ class Job:
         bound.start()
         executor, watchdog = bound.executor, self.watchdog
         waiting = self._waiting
-        if self._pauses and executor.coding:
+        if executor.coding and not self._two_cores:
             waiting = self._moving(Pauses(lambda: executor.left))
         watchdog.doing(executor)
         while not executor.advance(POLLS_BEFORE_SLEEP, waiting, self._spins):
@@ -319,6 +319,10 @@ class Job:
                 time.sleep(50e-6)
         watchdog.doing(None)
         bound.finish()
+
+    def coder(self, notes: list[tuple[int, float, float]] | None = None) -> CodecPort:
+        """What codes for this rank. notes: as in `CodecPort`. Close it."""
+        return CodecThread(notes) if self._two_cores else CodecPort(notes)
 
     def _call_library(self) -> None:
         self.control.Iprobe(self.MPI.ANY_SOURCE, self.MPI.ANY_TAG)

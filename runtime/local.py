@@ -9,9 +9,9 @@ import numpy as np
 
 from taccl.errors import RunFailed, UsageError
 from taccl.runtime.bind import Bound, Buffers, Compiled, buffer_elements, compile_program, memory_chunks
-from taccl.runtime.codec_thread import Inline
 from taccl.runtime.codecs import Codec, ErrorFeedback
 from taccl.runtime.coded import Coding
+from taccl.runtime.coders import Inline
 from taccl.runtime.dtypes import DTYPES, OPS, inside_type
 from taccl.runtime.executor import PATIENCE
 from taccl.runtime.layout import Layout, layout_of

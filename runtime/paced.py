@@ -9,16 +9,16 @@ all of it is on its way, as a send through a small socket buffer would be.
 Where the turns of messages are known (`runtime/turns.py`), a message begins once its gates are open. Whoever sees that
 an earlier one has come far enough says so by an empty message.
 
-Segments are short enough for an MPI library's eager protocol. Over TCP that matters by itself: UCX, under MPICH, moves
-messages of its rendezvous protocol between two ranks in one direction at a time, and halves the rate of an exchange.
-Open MPI sends up to 64 KB eagerly, its own header included; the rest of a longer message waits for an answer.
+Segments (`runtime/pace.py`) are short enough for an MPI library's eager protocol. Over TCP that matters by itself: UCX,
+under MPICH, moves messages of its rendezvous protocol between two ranks in one direction at a time, and halves the rate
+of an exchange. Open MPI sends up to 64 KB eagerly, its own header included; the rest of a longer message waits for an
+answer.
 """
 
 from __future__ import annotations
 
 import functools
 import heapq
-import math
 import os
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -26,19 +26,15 @@ from typing import Any
 
 import numpy as np
 
-from taccl.profiles.topology import Topology
 from taccl.runtime import mpi
 from taccl.runtime.compile import Plan
 from taccl.runtime.gates import OWN, Gates, Progress
+from taccl.runtime.pace import Pace, usual
 from taccl.runtime.streams import Lane
 from taccl.runtime.transport import Message, Plain, take_done, used_bytes
 from taccl.runtime.transports import MpiTransport
 from taccl.runtime.turns import Gate, Key
 
-SEGMENT_BYTES = 64 << 10
-OPEN_MPI_SEGMENT_BYTES = 60 << 10  # and a header: less than 64 KB
-SEGMENTS = 5  # that are on their way to a peer; more than the bytes that a round trip takes on most networks
-MOST_SEGMENTS = 64  # the same, over a link of which it is known that a round trip takes more
 PLAIN_BYTES = 8 << 10  # messages up to here need no pace: they go as they are
 
 
@@ -48,29 +44,13 @@ def channels(plan: Plan) -> dict[tuple[int, int], int]:
     return {(op.peer, op.tag): op.channel for op in plan.operations if op.kind == "send"}
 
 
-def segments_to(topology: Topology, rank: int) -> dict[int, int]:
-    """How many segments are on their way to a peer, of those to which a round trip takes more than SEGMENTS.
-
-    Twice what passes in a round trip, since both ranks act on what has come only when they get round to it.
-    """
-    found: dict[int, int] = {}
-    for link in topology.links:
-        if link.src != rank:
-            continue
-        beta = max([link.beta_us_per_mb, *(topology.ports[port].beta_us_per_mb for port in link.ports)])
-        passes = math.ceil(2 * 2 * link.alpha_us * 10**6 / (beta * SEGMENT_BYTES)) if beta else MOST_SEGMENTS
-        if passes > SEGMENTS:
-            found[link.dst] = min(MOST_SEGMENTS, max(passes, found.get(link.dst, 0)))
-    return found
-
-
 class PacedTransport(Plain):
     """`inner` within a node and for short messages; segments with confirmations to the other nodes.
 
     nodes: of each rank its node. receipts: a communicator for confirmations alone, whose tags are those of `inner`.
     turns: the gates of messages between nodes, the same on all ranks. notices: a communicator by which ranks tell each
-    other of it. on_channel: the `channels` of this rank's plan; None: each message has its own. segments: `segments_to`
-    this rank's peers; SEGMENTS to the others. Sends are made in the order of the plan.
+    other of it. on_channel: the `channels` of this rank's plan; None: each message has its own. paces: by source and
+    destination, the same on all ranks, where it is not the usual one. Sends are made in the order of the plan.
     """
 
     name = "mpi"
@@ -85,19 +65,17 @@ class PacedTransport(Plain):
         turns: Mapping[Key, Sequence[Gate]] | None = None,
         notices: Any = None,
         on_channel: Mapping[tuple[int, int], int] | None = None,
-        segments: Mapping[int, int] | None = None,
+        paces: Mapping[tuple[int, int], Pace] | None = None,
     ) -> None:
         self._mpi, self._inner, self._receipts, self._nodes = MPI, inner, receipts, nodes
         self._rank = receipts.Get_rank()
         self._here = nodes[self._rank]
         self._on_channel = on_channel
-        self._segments_to = segments or {}
+        self._paces, self._usual = paces or {}, usual(mpi.library(MPI).name)
         self._gates, self._notices = Gates(self._rank, turns or {}), notices
         self._gated: dict[Key, _Outgoing] = {}
         self._progress: list[Progress] = []
         self._words: list[Any] = []  # requests of the notices that this rank gives
-        open_mpi = mpi.library(MPI).name == "Open MPI"
-        self.segment_bytes = min(SEGMENT_BYTES, OPEN_MPI_SEGMENT_BYTES) if open_mpi else SEGMENT_BYTES
         self._peers: dict[int, _Peer] = {}
         self._leaving: list[_Outgoing] = []  # on their way; whether they count as sent must be seen
         # Started requests that something follows, and what; started ones that must only be finished some time.
@@ -114,12 +92,14 @@ class PacedTransport(Plain):
     def _channel(self, peer: int, tag: int) -> int:
         return tag if self._on_channel is None else self._on_channel[peer, tag]
 
-    def _segments(self, array: Any, tag: int) -> list[list[Any]]:
+    def _pace(self, source: int, target: int) -> Pace:
+        return self._paces.get((source, target), self._usual)
+
+    def _segments(self, array: Any, length: int, tag: int) -> list[list[Any]]:
         """Buffers as MPI takes them."""
         data = array.view(np.uint8)
         return [
-            self._inner.data(data[first : first + self.segment_bytes], tag)
-            for first in range(0, data.nbytes, self.segment_bytes)
+            self._inner.data(data[first : first + length], tag) for first in range(0, data.nbytes, length)
         ]
 
     def _nothing(self) -> list[Any]:
@@ -129,10 +109,12 @@ class PacedTransport(Plain):
         if self._plain(array, peer):
             return self._inner.send(array, peer, tag, sized)
         key = (self._rank, peer, tag)
-        segments = [self._inner.comm.Send_init(part, peer, tag) for part in self._segments(array, tag)]
-        to = self._peers.setdefault(peer, _Peer(self._segments_to.get(peer, SEGMENTS)))
+        pace = self._pace(self._rank, peer)
+        parts = self._segments(array, pace.segment_bytes, tag)
+        segments = [self._inner.comm.Send_init(part, peer, tag) for part in parts]
+        to = self._peers.setdefault(peer, _Peer(pace.segments))
         receipts = [self._receipts.Recv_init(self._nothing(), peer, tag) for _ in segments[: to.segments]]
-        shorter = _Shorter(self._inner, array, peer, tag, self.segment_bytes) if sized else None
+        shorter = _Shorter(self._inner, array, peer, tag, pace.segment_bytes) if sized else None
         notices = [
             self._notices.Recv_init(self._nothing(), teller, self._word(word))
             for teller, word in self._gates.awaited[key]
@@ -149,10 +131,12 @@ class PacedTransport(Plain):
     def recv(self, array: Any, peer: int, tag: int, sized: bool = False, lane: Lane | None = None) -> Message:
         if self._plain(array, peer):
             return self._inner.recv(array, peer, tag, sized)
-        segments = [self._inner.comm.Recv_init(buffer, peer, tag) for buffer in self._segments(array, tag)]
+        length = self._pace(peer, self._rank).segment_bytes
+        parts = self._segments(array, length, tag)
+        segments = [self._inner.comm.Recv_init(part, peer, tag) for part in parts]
         receipts = [self._receipts.Send_init(self._nothing(), peer, tag) for _ in segments]
         message = _Incoming(
-            self, segments, receipts, array if sized else None, self._tells((peer, self._rank, tag))
+            self, segments, receipts, array if sized else None, length, self._tells((peer, self._rank, tag))
         )
         return Message(self, message, message.start, free=message.free)
 
@@ -429,9 +413,11 @@ class _Shorter:
 
 
 class _Incoming:
-    """A message from another node; sized: its array, where its first segment says how many follow."""
+    """A message from another node. sized: its array, where its first segment says how many follow. length: of each."""
 
-    __slots__ = ("_arrived", "_count", "_port", "_progress", "_receipts", "_segments", "_sized", "done")
+    __slots__ = (
+        "_arrived", "_count", "_length", "_port", "_progress", "_receipts", "_segments", "_sized", "done",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -439,9 +425,10 @@ class _Incoming:
         segments: list[Any],
         receipts: list[Any],
         sized: Any,
+        length: int,
         progress: Progress | None,
     ) -> None:
-        self._progress = progress
+        self._length, self._progress = length, progress
         self._port, self._segments, self._receipts, self._sized = port, segments, receipts, sized
         self._arrived = 0
         self._count = len(segments)
@@ -456,7 +443,7 @@ class _Incoming:
 
     def _on_segment(self) -> None:
         if self._sized is not None and self._arrived == 0:
-            self._count = -(-used_bytes(self._sized) // self._port.segment_bytes)
+            self._count = -(-used_bytes(self._sized) // self._length)
             for request in self._segments[1 : self._count]:
                 request.Start()
         self._port.start(self._receipts[self._arrived])

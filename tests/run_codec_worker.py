@@ -7,11 +7,11 @@ import sys
 import numpy as np
 import runtime_programs as programs
 
-from taccl.runtime import check, check_values, paced, shm, transports
+from taccl.runtime import check, check_values, pace, paced, shm, transports
 from taccl.runtime.bind import Bound, compile_program
-from taccl.runtime.codec_thread import CodecThread
 from taccl.runtime.codecs import CODECS
 from taccl.runtime.coded import Coding
+from taccl.runtime.coders import CodecPort, CodecThread
 from taccl.runtime.dtypes import DTYPES
 from taccl.runtime.job import Job
 from taccl.runtime.layout import layout
@@ -21,7 +21,8 @@ from taccl.runtime.trace import trace
 NODES = (0, 0, 2)
 # Messages of a few KB go every way that there is, between nodes in many segments, two at a time.
 shm.SHORT_BYTES, shm.PARCEL_BYTES = 64, 4096
-paced.PLAIN_BYTES, paced.SEGMENT_BYTES, paced.SEGMENTS = 64, 400, 2
+paced.PLAIN_BYTES, pace.SEGMENT_BYTES, pace.SEGMENTS = 64, 400, 2
+PACES = {(0, 2): pace.Pace(1000, 3)}  # one way on one link
 
 
 def transport_of(job, how, compiled, chunk_bytes):
@@ -30,12 +31,16 @@ def transport_of(job, how, compiled, chunk_bytes):
     if how == "mpi":
         return inner, None
     if how == "paced":
-        return paced.PacedTransport(job.MPI, inner, job.receipts, NODES, on_channel=on_channel), None
+        return paced.PacedTransport(
+            job.MPI, inner, job.receipts, NODES, on_channel=on_channel, paces=PACES
+        ), None
     if how == "private":
         return shm.SharedMemoryTransport(job.memory, job.rank, (0, 1, 2), compiled.messages, inner), None
     between = inner
     if how == "mixed":
-        between = paced.PacedTransport(job.MPI, inner, job.receipts, NODES, on_channel=on_channel)
+        between = paced.PacedTransport(
+            job.MPI, inner, job.receipts, NODES, on_channel=on_channel, paces=PACES
+        )
     node = (0, 1, 2) if how == "shared" else (0, 1) if job.rank < 2 else (2,)
     return (
         shm.SharedMemoryTransport(job.memory, job.rank, node, compiled.messages, between),
@@ -93,7 +98,7 @@ def one(job, coder, program, elements, codec, how, damage=False):
 
 
 with Job(20.0) as job:
-    coder = CodecThread()
+    coder, beside = CodecPort(), CodecThread()
     if sys.argv[1] == "damage":
         one(job, coder, programs.chain_broadcast(3, 1), 5000, CODECS[sys.argv[2]], "mpi", damage=True)
     wrong = cases = values = wire = 0
@@ -101,10 +106,13 @@ with Job(20.0) as job:
         for name in ("allgather", "alltoall", "broadcast", "allreduce", "reduce"):
             for codec in ("xw", "q8"):
                 for elements in (3005, 40):
+                    # Both code in the same way, and in turns.
+                    coder, beside = beside, coder
                     found, sent = one(job, coder, programs.ALL[name](3, 2), elements, CODECS[codec], how)
                     wrong, cases = wrong + found, cases + 1
                     values, wire = values + sent[0], wire + sent[1]
     coder.close()
+    beside.close()
     totals = job.reduce(np.array([wrong, cases, values, wire]), "sum")
     if job.rank == 0:
         print(json.dumps(dict(zip(("wrong", "cases", "values", "wire"), totals.tolist(), strict=True))))

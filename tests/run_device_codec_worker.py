@@ -12,9 +12,9 @@ import runtime_programs as programs
 
 from taccl.runtime import cuda_ipc, gpu, nccl, staged, staged_shm
 from taccl.runtime.bind import Bound, Buffers, buffer_elements, compile_program
-from taccl.runtime.codec_thread import Inline
 from taccl.runtime.codecs import CODECS, ErrorFeedback
 from taccl.runtime.coded import Coding
+from taccl.runtime.coders import Inline
 from taccl.runtime.device_frames import DeviceFrames
 from taccl.runtime.device_memory import DeviceMemory
 from taccl.runtime.dtypes import DTYPES

@@ -11,7 +11,7 @@ import numpy as np
 import runtime_programs as programs
 
 from taccl.profiles.topology import Link, Port, Topology
-from taccl.runtime import check, paced, shm, transports, turns
+from taccl.runtime import check, pace, paced, shm, transports, turns
 from taccl.runtime.bind import Bound, compile_program
 from taccl.runtime.dtypes import DTYPES
 from taccl.runtime.job import Job
@@ -47,7 +47,9 @@ def one(job, program, elements, dtype, op, how, inplace=False):
             found = turns.turns(program, collective, order, compiled.plans, CLUSTER, NODES, chunk_bytes).gates
             GATES.update(gate.seen_by != key[0] for key, gates in found.items() for gate in gates)
         on_channel = paced.channels(compiled.plans[job.rank])
-        transport = paced.PacedTransport(job.MPI, inner, job.receipts, NODES, found, job.notices, on_channel)
+        transport = paced.PacedTransport(
+            job.MPI, inner, job.receipts, NODES, found, job.notices, on_channel, PACES
+        )
     else:  # "large": every message is "too long", and is counted in chunks
         transport = inner = transports.MpiTransport(job.MPI, job.data, chunk_bytes, 8)
     bound = Bound(compiled, job.rank, shape, host, dtype, op, transport, np, inside)
@@ -67,8 +69,9 @@ if sys.argv[1] in SHM:
     shm.SHORT_BYTES, shm.READ_BYTES, shm.PARCEL_BYTES = 64, 256, 4096
 
 # Messages of a few KB go in many segments to the other node, two at a time, the shortest as they are.
-paced.PLAIN_BYTES, paced.SEGMENT_BYTES, paced.SEGMENTS = 64, 400, 2
+paced.PLAIN_BYTES, pace.SEGMENT_BYTES, pace.SEGMENTS = 64, 400, 2
 turns.WINDOW_BYTES, turns.WORTH_HANDOVERS = 300, 0
+PACES = {(0, 2): pace.Pace(1000, 3)}  # one way on one link
 PACED = ("paced", "turns")
 NODES = (0, 0, 2)
 GATES = set()  # whether others open them

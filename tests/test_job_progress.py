@@ -49,7 +49,7 @@ def test_what_the_library_has_taken_goes_out_while_a_rank_waits_for_others(monke
     job, library = object.__new__(Job), Library()
     job.control, job.MPI = library, SimpleNamespace(ANY_SOURCE=-1, ANY_TAG=-1)
     job.watchdog = SimpleNamespace(doing=lambda what: None)
-    job._pauses, job._spins, job._waiting = False, 0, job._moving(lambda: None)
+    job._two_cores, job._spins, job._waiting = False, 0, job._moving(lambda: None)
     executor, ends = Waiting(library), []
     job.run(SimpleNamespace(start=lambda: None, finish=lambda: ends.append(executor.left), executor=executor))
     assert ends == [0]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from taccl.profiles.topology import Link, Port, Topology
-from taccl.runtime import paced
+from taccl.runtime import pace, paced
 from taccl.runtime.transport import write_head
 from taccl.runtime.turns import Gate
 
@@ -88,22 +88,22 @@ def mpich(monkeypatch):
     monkeypatch.setattr(paced.mpi, "library", lambda MPI: SimpleNamespace(name="MPICH"))
 
 
-def transport(data, receipts, turns=None, notices=None, on_channel=None, segments=None):
+def transport(data, receipts, turns=None, notices=None, on_channel=None, paces=None):
     """That of rank 0; rank 1 is another node."""
     requests = SimpleNamespace(Testsome=seen, Testall=all_seen)
     inner = SimpleNamespace(
         comm=data, data=lambda array, tag: [array, array.nbytes, "byte"], begin=lambda: ""
     )
     MPI = SimpleNamespace(BYTE="byte", Request=requests)
-    return paced.PacedTransport(MPI, inner, receipts, (0, 1), turns, notices, on_channel, segments)
+    return paced.PacedTransport(MPI, inner, receipts, (0, 1), turns, notices, on_channel, paces)
 
 
 def test_the_next_run_begins_when_requests_of_both_kinds_are_finished():
     """64 persistent sends, and one of a single use for the end of a message that is shorter than its room."""
     data, receipts = Comm(), Comm()
     port = transport(data, receipts)
-    array = np.zeros(66 * paced.SEGMENT_BYTES, np.uint8)
-    write_head(array, 64 * paced.SEGMENT_BYTES + 1)
+    array = np.zeros(66 * pace.SEGMENT_BYTES, np.uint8)
+    write_head(array, 64 * pace.SEGMENT_BYTES + 1)
     message = port.send(array, 1, 0, sized=True)
     for run in range(3):
         assert port.begin() == ""
@@ -124,9 +124,9 @@ def test_receipts_may_be_seen_in_any_order(order):
     """One that arrives while MPI looks at all of them is seen after the next one."""
     data, receipts = Comm(), Comm()
     port = transport(data, receipts)
-    segments = 3 * paced.SEGMENTS
-    assert len(order) == paced.SEGMENTS
-    message = port.send(np.zeros(segments * paced.SEGMENT_BYTES, np.uint8), 1, 0)
+    segments = 3 * pace.SEGMENTS
+    assert len(order) == pace.SEGMENTS
+    message = port.send(np.zeros(segments * pace.SEGMENT_BYTES, np.uint8), 1, 0)
     message.start()
     finished = 0
     for _ in range(3):
@@ -137,7 +137,7 @@ def test_receipts_may_be_seen_in_any_order(order):
             receipts.receives[slot].arrived = True
     finished += len(port.poll([message.token]))
     assert finished == 1
-    assert [request.starts for request in receipts.receives] == [3] * paced.SEGMENTS
+    assert [request.starts for request in receipts.receives] == [3] * pace.SEGMENTS
     assert [request.starts for request in data.sends] == [1] * segments
 
 
@@ -145,7 +145,7 @@ def test_a_message_counts_as_sent_when_mpi_has_read_all_of_it():
     """Whatever waits for it may write there."""
     data, receipts = Comm(), Comm()
     port = transport(data, receipts)
-    message = port.send(np.zeros(3 * paced.SEGMENT_BYTES, np.uint8), 1, 0)
+    message = port.send(np.zeros(3 * pace.SEGMENT_BYTES, np.uint8), 1, 0)
     for _ in range(2):
         assert port.begin() == ""
         message.start()
@@ -159,13 +159,13 @@ def test_messages_to_a_peer_follow_each_other():
     """A few segments in all are on their way, and one of each message, whose receive the first one may wait for."""
     data, receipts = Comm(), Comm()
     port = transport(data, receipts)
-    long, short = 2 * paced.SEGMENTS, 3
+    long, short = 2 * pace.SEGMENTS, 3
     messages = [
-        port.send(np.zeros(count * paced.SEGMENT_BYTES, np.uint8), 1, tag)
+        port.send(np.zeros(count * pace.SEGMENT_BYTES, np.uint8), 1, tag)
         for tag, count in enumerate((long, short))
     ]
     first, second = data.sends[:long], data.sends[long:]
-    of_second = receipts.receives[paced.SEGMENTS]
+    of_second = receipts.receives[pace.SEGMENTS]
 
     def sent():
         for request in data.sends:
@@ -175,14 +175,14 @@ def test_messages_to_a_peer_follow_each_other():
 
     for message in messages:
         message.start()
-    assert sent() == (paced.SEGMENTS, 1, [])
+    assert sent() == (pace.SEGMENTS, 1, [])
     # The receiver takes the second one alone.
     for count in (2, 3):
         of_second.arrived = True
-        assert sent() == (paced.SEGMENTS, count, [])
-    assert sent() == (paced.SEGMENTS, short, [1])
+        assert sent() == (pace.SEGMENTS, count, [])
+    assert sent() == (pace.SEGMENTS, short, [1])
     of_second.arrived = True
-    for slot in range(paced.SEGMENTS):
+    for slot in range(pace.SEGMENTS):
         receipts.receives[slot].arrived = True
     assert sent() == (long, short, [])
     assert sent() == (long, short, [0])
@@ -191,7 +191,7 @@ def test_messages_to_a_peer_follow_each_other():
 def test_short_messages_of_a_channel_keep_within_the_segments_of_their_peer():
     """Before, as many were on their way as had data, and a slow uplink lost some of them."""
     data, receipts = Comm(), Comm()
-    channels = {(1, tag): tag % 2 for tag in range(2 * paced.SEGMENTS)}
+    channels = {(1, tag): tag % 2 for tag in range(2 * pace.SEGMENTS)}
     port = transport(data, receipts, on_channel=channels)
     messages = [port.send(np.zeros(paced.PLAIN_BYTES + 1, np.uint8), 1, tag) for _, tag in channels]
 
@@ -209,15 +209,15 @@ def test_short_messages_of_a_channel_keep_within_the_segments_of_their_peer():
     messages = [port.send(np.zeros(paced.PLAIN_BYTES + 1, np.uint8), 1, tag) for _, tag in channels]
     for message in messages:
         message.start()
-    assert on_their_way() == list(range(paced.SEGMENTS))
+    assert on_their_way() == list(range(pace.SEGMENTS))
     receipts.receives[3].arrived = True  # of channel 1, whose message 1 is not taken yet
     port.poll([])
-    assert on_their_way() == list(range(paced.SEGMENTS + 1))
-    for tag in range(paced.SEGMENTS + 1):
+    assert on_their_way() == list(range(pace.SEGMENTS + 1))
+    for tag in range(pace.SEGMENTS + 1):
         if tag != 3:
             receipts.receives[tag].arrived = True
     port.poll([])
-    assert on_their_way() == list(range(2 * paced.SEGMENTS))
+    assert on_their_way() == list(range(2 * pace.SEGMENTS))
 
 
 def test_a_message_that_others_wait_for_is_followed_until_they_are_told():
@@ -225,8 +225,8 @@ def test_a_message_that_others_wait_for_is_followed_until_they_are_told():
     data, receipts, notices = Comm(), Comm(), Comm()
     turns = {(2, 1, 0): (Gate(0, (0, 1, 0), 1.0),)}
     port = transport(data, receipts, turns, notices)
-    assert paced.SEGMENTS >= 2
-    message = port.send(np.zeros(2 * paced.SEGMENT_BYTES, np.uint8), 1, 0)
+    assert pace.SEGMENTS >= 2
+    message = port.send(np.zeros(2 * pace.SEGMENT_BYTES, np.uint8), 1, 0)
     for run in range(1, 3):
         assert port.begin() == ""
         message.start()
@@ -240,35 +240,68 @@ def test_a_message_that_others_wait_for_is_followed_until_they_are_told():
             request.arrived = True
 
 
+def two_nodes(*links, beta=Fraction(1)):
+    """Rank 0 is a node, ranks 1 and 2 are another one."""
+    return Topology("two", ((0,), (1, 2)), links, (Port("out", beta),))
+
+
 @pytest.mark.parametrize(
     ("alpha_us", "of_link", "of_port", "wanted"),
     [
-        (1000, 40_000, 40_000, {}),  # 200 Mbit/s: 50 KB in a round trip
-        (1000, 8_000, 8_000, {1: 8}),  # 1 Gbit/s: 250 KB, twice, in segments of 65536 bytes
-        (1000, 100, 8_000, {1: 8}),  # as the port has it
-        (1000, 0, 8_000, {1: 8}),
-        (5000, 40_000, 8_000, {1: 8}),
-        (100_000, 800, 800, {1: paced.MOST_SEGMENTS}),
-        (0, 8_000, 8_000, {}),
+        (1000, 40_000, 40_000, (64, 5)),  # 200 Mbit/s: 50 KB in a round trip
+        (1000, 20_000, 20_000, (128, 3)),
+        (1000, 8_000, 8_000, (256, 3)),  # 1 Gbit/s: 250 KB in a round trip
+        (5000, 8_000, 8_000, (256, 10)),  # 1.25 MB, twice, in segments of 256 KiB
+        (5000, 100, 8_000, (256, 10)),  # as the port has it
+        (5000, 0, 8_000, (256, 10)),
+        (5000, 40_000, 8_000, (64, 8)),
+        (100_000, 800, 800, (256, pace.MOST_SEGMENTS)),
+        (0, 8_000, 8_000, (256, 3)),
     ],
 )
-def test_more_segments_are_on_their_way_where_a_round_trip_takes_more(alpha_us, of_link, of_port, wanted):
+def test_segments_are_longer_on_quick_links_and_more_where_a_round_trip_takes_more(
+    alpha_us, of_link, of_port, wanted
+):
+    wanted = pace.Pace(wanted[0] << 10, wanted[1])
     link = Link(0, 1, Fraction(alpha_us), Fraction(of_link), Fraction(0), (0,))
-    back = Link(1, 0, Fraction(10**6), Fraction(1), Fraction(0))
-    topology = Topology("two", ((0,), (1,)), (link, back), (Port("out", Fraction(of_port)),))
-    assert paced.segments_to(topology, 0) == wanted
+    within = Link(1, 2, Fraction(10**6), Fraction(1), Fraction(0))
+    topology = two_nodes(link, within, beta=Fraction(of_port))
+    unusual = {} if wanted == pace.usual("MPICH") else {(0, 1): wanted}
+    assert pace.paces(topology, "MPICH") == unusual
     data, receipts = Comm(), Comm()
-    port = transport(data, receipts, segments=wanted)
-    port.send(np.zeros(100 * paced.SEGMENT_BYTES, np.uint8), 1, 0).start()
-    most = wanted.get(1, paced.SEGMENTS)
-    assert sum(request.starts for request in data.sends) == most
+    port = transport(data, receipts, paces=unusual)
+    port.send(np.zeros(100 * wanted.segment_bytes, np.uint8), 1, 0).start()
+    assert len(data.sends) == 100
+    assert sum(request.starts for request in data.sends) == wanted.segments
     for request in receipts.receives[:3]:
         request.arrived = True
     port.poll([])
-    assert sum(request.starts for request in data.sends) == most + 3
+    assert sum(request.starts for request in data.sends) == wanted.segments + 3
+
+
+@pytest.mark.parametrize(
+    ("library", "longer", "wanted"),
+    [
+        ("MPICH", True, (256, 10)),
+        ("MPICH", False, (64, 39)),
+        ("Open MPI", True, (60, 41)),  # more would be asked for
+        ("Intel MPI", True, (64, 39)),  # nobody tried
+    ],
+)
+def test_segments_are_longer_where_the_library_takes_them(library, longer, wanted):
+    topology = two_nodes(Link(0, 1, Fraction(5000), Fraction(8000), Fraction(0)))
+    found = pace.paces(topology, library, longer)
+    assert found == {(0, 1): pace.Pace(wanted[0] << 10, wanted[1])}
+
+
+def test_of_two_links_the_one_that_takes_more_counts():
+    slow, far = (
+        Link(0, 1, Fraction(alpha), Fraction(beta), Fraction(0))
+        for alpha, beta in ((9, 8000), (10**5, 40_000))
+    )
+    assert pace.paces(two_nodes(slow, far), "MPICH") == {(0, 1): pace.Pace(256 << 10, pace.MOST_SEGMENTS)}
 
 
 def test_a_link_without_beta_has_the_most_segments_on_their_way():
-    link = Link(0, 1, Fraction(1), Fraction(0), Fraction(0))
-    topology = Topology("two", ((0,), (1,)), (link,))
-    assert paced.segments_to(topology, 0) == {1: paced.MOST_SEGMENTS}
+    found = pace.paces(two_nodes(Link(0, 1, Fraction(1), Fraction(0), Fraction(0))), "MPICH")
+    assert found == {(0, 1): pace.Pace(256 << 10, pace.MOST_SEGMENTS)}

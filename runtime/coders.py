@@ -1,12 +1,14 @@
-"""The thread on which a rank codes and decodes, beside the one that moves messages.
+"""What codes and decodes for a rank that moves messages: itself, or a thread beside.
 
-The executor hands over what is ready and polls for what is finished, as it does with messages. Two pieces of work at
-most are with the thread; the rest waits here in order: first what a message of frames waits for, then what other work
-waits for, then decodes that nothing follows. So a frame which must go out never stands behind a long line of decodes.
-While the thread works and no message arrives, the executor sleeps a little instead of polling: numpy's calls want the
-interpreter's lock each time they return, and a loop that never rests would keep it from them for milliseconds. Where
-threads outnumber cores it sleeps when the thread has nothing to do, too, or it would take its share of the cores from
-the codec threads of other ranks.
+Coding is work like a message: the executor starts a piece and polls for what is finished. Two pieces of work at most
+are begun; the rest waits here in order: first what a message of frames waits for, then what other work waits for, then
+decodes that nothing follows. So a frame which must go out never stands behind a long line of decodes.
+
+Where each rank has two cores, a thread codes. While it works and no message arrives, the executor sleeps a little
+instead of polling: numpy's calls want the interpreter's lock each time they return, and a loop that never rests would
+keep it from them for milliseconds. Where threads would outnumber cores, the rank codes a piece itself whenever it
+polls: a thread would have to wait for the other ranks' to get a core, and the rank for the thread, each for longer than
+a piece takes. A rank that has nothing to do sleeps there, or it would take its share of the cores from those that code.
 """
 
 from __future__ import annotations
@@ -63,8 +65,8 @@ class Inline:
         return Message(None, None, start)
 
 
-class CodecThread:
-    """A port whose messages are pieces of work. Close it.
+class CodecPort:
+    """A port whose messages are pieces of work, done one whenever it is polled. Close it.
 
     notes: gets of each piece that is finished its number among those that were made, when it was handed over, and when
     the executor learned that it is finished (perf_counter).
@@ -75,26 +77,10 @@ class CodecThread:
     def __init__(self, notes: list[tuple[int, float, float]] | None = None) -> None:
         self._notes = notes
         self._made = 0
-        self.busy = 0  # pieces that are handed over and not finished
         self._waiting: list[tuple[int, int, _Piece]] = []
         self._count = 0
-        self._ahead = 0
-        self._tasks: queue.SimpleQueue[_Piece | None] = queue.SimpleQueue()
-        self._finished: queue.SimpleQueue[_Piece] = queue.SimpleQueue()
         self._done: set[_Piece] = set()
-        self._thread = threading.Thread(target=self._run, name="taccl-codec", daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        scratch = Scratch()
-        # Sums and rounded values may overflow, which is the caller's matter; numpy's settings are a thread's own.
-        with np.errstate(all="ignore"):
-            while (piece := self._tasks.get()) is not None:
-                try:
-                    piece.work(scratch)
-                except BaseException as error:
-                    piece.error = error
-                self._finished.put(piece)
+        self._scratch = Scratch()
 
     def message(self, work: Work, turn: int) -> Message:
         """A piece of work that can be started once in every run. turn: what has a lower one goes first."""
@@ -104,7 +90,6 @@ class CodecThread:
         def start() -> None:
             if self._notes is not None:
                 piece.given_s = time.perf_counter()
-            self.busy += 1
             self._count += 1
             heapq.heappush(self._waiting, (turn, self._count, piece))
             self._feed()
@@ -112,34 +97,72 @@ class CodecThread:
         return Message(self, piece, start)
 
     def _feed(self) -> None:
-        while self._waiting and self._ahead < AHEAD:
-            self._ahead += 1
-            self._tasks.put(heapq.heappop(self._waiting)[2])
+        """Work has been added, or is finished."""
 
-    def _take(self, piece: _Piece) -> None:
-        self._ahead -= 1
-        self.busy -= 1
-        self._feed()
+    def _next(self) -> _Piece:
+        return heapq.heappop(self._waiting)[2]
+
+    def _finished(self, piece: _Piece) -> None:
         if piece.error is not None:
             raise piece.error
         self._done.add(piece)
         if self._notes is not None:
             self._notes.append((piece.number, piece.given_s, time.perf_counter()))
 
+    def _go_on(self) -> None:
+        """Move what can be moved without waiting for anybody."""
+        if self._waiting:
+            piece = self._next()
+            piece.do(self._scratch)
+            self._finished(piece)
+
     def poll(self, tokens: list[Any]) -> Sequence[int] | None:
         """Places of what is finished. Raises what the work raised."""
-        while not self._finished.empty():
-            self._take(self._finished.get())
+        self._go_on()
         if not self._done:
             return None
         found = [place for place, token in enumerate(tokens) if token in self._done]
         self._done.difference_update([tokens[place] for place in found])
         return found
 
+    def close(self) -> None:
+        """Nothing is under way."""
+
+
+class CodecThread(CodecPort):
+    """The same on a thread of its own."""
+
+    def __init__(self, notes: list[tuple[int, float, float]] | None = None) -> None:
+        super().__init__(notes)
+        self.busy = 0  # pieces that are with the thread
+        self._tasks: queue.SimpleQueue[_Piece | None] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[_Piece] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="taccl-codec", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while (piece := self._tasks.get()) is not None:
+            piece.do(self._scratch)
+            self._results.put(piece)
+
+    def _feed(self) -> None:
+        while self._waiting and self.busy < AHEAD:
+            self.busy += 1
+            self._tasks.put(self._next())
+
+    def _take(self, piece: _Piece) -> None:
+        self.busy -= 1
+        self._feed()
+        self._finished(piece)
+
+    def _go_on(self) -> None:
+        while not self._results.empty():
+            self._take(self._results.get())
+
     def rest(self) -> None:
         """Sleep until something is finished, or a moment has passed."""
         try:
-            self._take(self._finished.get(timeout=REST_S))
+            self._take(self._results.get(timeout=REST_S))
         except queue.Empty:
             return
 
@@ -152,13 +175,21 @@ class CodecThread:
 class _Piece:
     """Work, and what it raised."""
 
-    __slots__ = ("error", "given_s", "number", "work")
+    __slots__ = ("_work", "error", "given_s", "number")
 
     def __init__(self, work: Callable[[Scratch], object], number: int) -> None:
-        self.work = work
+        self._work = work
         self.number = number
         self.given_s = 0.0
         self.error: BaseException | None = None
 
+    def do(self, scratch: Scratch) -> None:
+        """Sums and rounded values may overflow, which is the caller's matter; numpy's settings are a thread's own."""
+        try:
+            with np.errstate(all="ignore"):
+                self._work(scratch)
+        except BaseException as error:
+            self.error = error
 
-Coder = Inline | CodecThread
+
+Coder = Inline | CodecPort
