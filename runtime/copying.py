@@ -29,8 +29,12 @@ def cache_bytes() -> int:
 
 
 def past_caches(nbytes: int, ranks: int) -> bool:
-    """Whether copies of so many bytes by each of the ranks of a node, read and written, leave the caches."""
-    return 2 * nbytes * ranks > cache_bytes()
+    """Whether copies of so many bytes by each of the ranks of a node, read and written, take half of the caches.
+
+    Past them a copy reads nothing of its target first, and what little a collective finds there of what was written
+    before does not make up for that once something else has run in between.
+    """
+    return 4 * nbytes * ranks >= cache_bytes()
 
 
 def overlap(one: int, other: int, nbytes: int) -> bool:
