@@ -1,8 +1,8 @@
 """What codes and decodes for a rank that moves messages: itself, or a thread beside.
 
-Coding is work like a message: the executor starts a piece and polls for what is finished. Two pieces of work at most
-are begun; the rest waits here in order: first what a message of frames waits for, then what other work waits for, then
-decodes that nothing follows. So a frame which must go out never stands behind a long line of decodes.
+Coding is work like a message: the executor starts a piece and polls for what is finished. One piece of work is begun,
+or two with a thread; the rest waits here in order: first what a message of frames waits for, then what other work waits
+for, then decodes that nothing follows. So a frame which must go out never stands behind a long line of decodes.
 
 Where each rank has two cores, a thread codes. While it works and no message arrives, the executor sleeps a little
 instead of polling: numpy's calls want the interpreter's lock each time they return, and a loop that never rests would

@@ -1,5 +1,5 @@
-"""Copies in host memory, by compiled code where there is some: past the caches, where all that is moved is larger than
-they are, and with the interpreter's lock given up."""
+"""Copies in host memory, by compiled code where there is some: past the caches, where all that is moved is half of
+them or more, and with the interpreter's lock given up."""
 
 from __future__ import annotations
 

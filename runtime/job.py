@@ -98,10 +98,10 @@ class Job:
         except BaseException as error:
             self._fail(error)
         self.memory = shared.SharedMemory()
-        cores = len(os.sched_getaffinity(0))
-        self._spins = SPINS if self.board.node_ranks <= cores else 0
+        ranks, cores = self.board.node_ranks, self.board.node_cores
+        self._spins = SPINS if ranks <= cores else 0
         self._waiting = self._moving(os.sched_yield)
-        self._two_cores = 2 * self.board.node_ranks <= cores  # for each rank
+        self._two_cores = 2 * ranks <= cores and len(os.sched_getaffinity(0)) > 1  # for each rank
 
     def __enter__(self) -> Job:
         return self

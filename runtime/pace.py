@@ -55,12 +55,16 @@ def paces(topology: Topology, library: str, longer: bool = True) -> dict[tuple[i
         if pace is None:
             betas = [link.beta_us_per_mb, *(topology.ports[port].beta_us_per_mb for port in link.ports)]
             pace = of_kind[kind] = _pace(least, link.alpha_us, max(betas), longest_bytes)
-        if pace != least:
-            other = found.get((link.src, link.dst), pace)
-            found[link.src, link.dst] = Pace(
-                max(pace.segment_bytes, other.segment_bytes), max(pace.segments, other.segments)
-            )
-    return found
+        pair = link.src, link.dst
+        found[pair] = _both(pace, found[pair]) if pair in found else pace
+    return {pair: pace for pair, pace in found.items() if pace != least}
+
+
+def _both(one: Pace, other: Pace) -> Pace:
+    """Of two links: segments that are short enough for either, and as many bytes on their way as either wants."""
+    length = min(one.segment_bytes, other.segment_bytes)
+    most = max(one.segments * one.segment_bytes, other.segments * other.segment_bytes)
+    return Pace(length, min(MOST_SEGMENTS, -(-most // length)))
 
 
 def _pace(usual: Pace, alpha_us: Fraction, beta_us_per_mb: Fraction, longest_bytes: int) -> Pace:

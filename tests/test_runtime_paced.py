@@ -294,12 +294,14 @@ def test_segments_are_longer_where_the_library_takes_them(library, longer, wante
     assert found == {(0, 1): pace.Pace(wanted[0] << 10, wanted[1])}
 
 
-def test_of_two_links_the_one_that_takes_more_counts():
-    slow, far = (
-        Link(0, 1, Fraction(alpha), Fraction(beta), Fraction(0))
-        for alpha, beta in ((9, 8000), (10**5, 40_000))
+def test_of_two_links_segments_are_short_enough_for_either_and_as_many_as_either_takes():
+    quick, slow, far = (
+        Link(0, 1, Fraction(alpha_us), Fraction(beta), Fraction(0))
+        for alpha_us, beta in ((9, 8000), (9, 40_000), (100_000, 40_000))
     )
-    assert pace.paces(two_nodes(slow, far), "MPICH") == {(0, 1): pace.Pace(256 << 10, pace.MOST_SEGMENTS)}
+    for other, segments in ((far, pace.MOST_SEGMENTS), (slow, 12)):
+        for links in ((quick, other), (other, quick)):
+            assert pace.paces(two_nodes(*links), "MPICH") == {(0, 1): pace.Pace(64 << 10, segments)}
 
 
 def test_a_link_without_beta_has_the_most_segments_on_their_way():

@@ -6,7 +6,7 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-/* stream: past the caches, for what is larger than they are. */
+/* stream: past the caches. */
 void taccl_copy(void *to, const void *from, size_t bytes, int stream);
 
 /* From another process's memory. 0, or an errno, or -1 where the kernel has read a part only. */
