@@ -89,7 +89,7 @@ rank = launcher().rank
 os.sched_setaffinity(0, [cores[rank]] if {own} == 1 else cores[:2])
 from taccl.runtime.job import Job
 with Job(20.0) as job:
-    print(job.board.node_cores, job._spins > 0, job._two_cores)
+    os.write(1, f"{{job.board.node_cores}} {{job._spins > 0}} {{job._two_cores}}\\n".encode())  # in one piece
 """
     ended = launch(2, "-c", program)
     assert ended.code == 0, ended.err
