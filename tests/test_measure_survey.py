@@ -165,7 +165,7 @@ def test_a_measurement_has_the_same_result_twice() -> None:
     assert text() == text()
 
 
-@settings(deadline=None, max_examples=6)
+@settings(deadline=None, max_examples=12)
 @given(
     nodes=st.integers(2, 4),
     per_node=st.integers(2, 4),
