@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from taccl.profiles.topology import Topology
@@ -36,8 +36,14 @@ def agreed_turns(
             neighbours.nodes, chunk_bytes,
         ),
     )  # fmt: skip
-    job.agree_on(hashlib.sha256(repr(sorted(found.gates.items())).encode()).digest(), "cluster (--profile)")
+    _agree_on(job, found.gates)
     return found
+
+
+def _agree_on(job: Job, made: Mapping[Any, Any]) -> None:
+    """Of what every rank makes from its profile."""
+    digest = hashlib.sha256(repr(sorted(made.items())).encode()).digest()
+    job.agree_on(digest, "cluster (--profile)")
 
 
 def host_transport(
@@ -62,7 +68,7 @@ def host_transport(
         # A turn is handed over when a segment has come, so those of messages with turns must not be long.
         library = mpi.library(job.MPI).name
         known = {} if topology is None else paces(topology, library, longer=not gates)
-        job.agree_on(hashlib.sha256(repr(sorted(known.items())).encode()).digest(), "cluster (--profile)")
+        _agree_on(job, known)
         between = PacedTransport(
             job.MPI, over_mpi, job.receipts, neighbours.nodes, gates, job.notices,
             channels(compiled.plans[job.rank]), known,

@@ -37,7 +37,7 @@ def usual(library: str) -> Pace:
 
 
 def paces(topology: Topology, library: str, longer: bool = True) -> dict[tuple[int, int], Pace]:
-    """Of source and destination on different nodes, where it is not the usual one.
+    """By (source, destination), ranks of different nodes, where it is not the usual one.
 
     longer: whether segments may be longer than those, as they are on quick links where the MPI library takes them.
     On their way is at least twice what passes in a round trip, since both ranks act on what has come only when they get
