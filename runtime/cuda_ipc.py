@@ -47,6 +47,7 @@ class CudaIpcTransport:
     name = "cuda-ipc"
     idle = IDLE
     buffered = False
+    sleeper = None
 
     def __init__(
         self,

@@ -279,7 +279,9 @@ class Executor:
         late: dict[int, tuple[Port, list[int]]] = {}
         # A port moves its messages when it is polled for one of them. Where it is the only one, a rank that waits
         # polls it. Beside another one it may have to move a send that nothing here waits for.
-        alone = len({id(m.port) for m in self._messages.values() if m.port is not None}) == 1
+        ports = {id(m.port): m.port for m in self._messages.values() if m.port is not None}
+        self._telling: list[Any] = [port for port in ports.values() if hasattr(port, "news")]
+        alone = len(ports) == 1 and not self._telling
         for number, message in sorted(self._messages.items()):
             op, port = operations[number], message.port
             if port is None:
@@ -390,7 +392,7 @@ class Executor:
                             line = queues[slot]
                             ready.append(~line.pop(0))
                             heads[slot] = tokens[line[0]] if line else idle
-                if not ready and vain % PATIENCE == PATIENCE - 1:
+                if not ready and (vain % PATIENCE == PATIENCE - 1 or self._must_look()):
                     self._poll_behind()
                 if ready:
                     self._left = waited + late
@@ -444,6 +446,11 @@ class Executor:
             if rest is not None:
                 rest()
         return False
+
+    def _must_look(self) -> bool:
+        """Whether messages behind the first ones are finished, or the rank sleeps unless they are."""
+        sleeper = self.transport.sleeper
+        return (sleeper is not None and sleeper.armed) or any(port.news for port in self._telling)
 
     def _poll_behind(self) -> None:
         """Poll the messages behind the first ones of their lines."""

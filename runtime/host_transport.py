@@ -13,14 +13,17 @@ from taccl.runtime.job import Job, Neighbours
 from taccl.runtime.pace import paces
 from taccl.runtime.paced import PacedTransport, channels
 from taccl.runtime.shm import SharedMemoryTransport
+from taccl.runtime.tcp_transport import TcpTransport
 from taccl.runtime.transport import Transport
 from taccl.runtime.transports import MpiTransport
 from taccl.runtime.turns import Turns, turns
 
 
 def host_kind(neighbours: Neighbours) -> str:
-    """ "shm" where some ranks of the job share memory, else "mpi"."""
-    return "shm" if any(len(ranks) > 1 for ranks in neighbours.sharing) else "mpi"
+    """ "shm" where some ranks of the job share memory, else "tcp" where they have connections, or "mpi"."""
+    if any(len(ranks) > 1 for ranks in neighbours.sharing):
+        return "shm"
+    return "mpi" if neighbours.tcp is None else "tcp"
 
 
 def agreed_turns(
@@ -58,12 +61,17 @@ def host_transport(
 ) -> tuple[Transport, Callable[[int, Any], Any] | None]:
     """The transport of a compiled program, and where the memory that it needs inside comes from (None: anywhere).
 
-    kind: "shm", or "mpi" between all ranks. pace: between nodes messages go in confirmed segments. taken: turns that
+    kind: "shm", or "tcp" or "mpi" between all ranks. pace: between nodes messages go in confirmed segments. taken: turns that
     they keep there, the same on all ranks. topology: the cluster, where it is known.
     """
     over_mpi = MpiTransport(job.MPI, job.data, chunk_bytes)
     between: Transport = over_mpi
-    if pace and len(set(neighbours.nodes)) > 1:
+    if neighbours.tcp is not None and kind != "mpi":
+        gates = {} if taken is None else taken.gates
+        known = None if topology is None else paces(topology, "TCP", longer=not gates)
+        _agree_on(job, known or {})
+        between = TcpTransport(neighbours.tcp, job.rank, over_mpi, gates, known)
+    elif pace and len(set(neighbours.nodes)) > 1:
         gates = {} if taken is None else taken.gates
         # A turn is handed over when a segment has come, so those of messages with turns must not be long.
         library = mpi.library(job.MPI).name
@@ -73,10 +81,11 @@ def host_transport(
             job.MPI, over_mpi, job.receipts, neighbours.nodes, gates, job.notices,
             channels(compiled.plans[job.rank]), known,
         )  # fmt: skip
-    if kind == "mpi":
+    if kind in ("mpi", "tcp"):
         return between, None
     node = neighbours.sharing[job.rank]
     reads = not neighbours.no_reading
+    bells = None if between.sleeper is None else between.sleeper.bells
     return SharedMemoryTransport(
-        job.memory, job.rank, node, compiled.messages, between, reads
+        job.memory, job.rank, node, compiled.messages, between, reads, bells
     ), job.memory.empty

@@ -15,7 +15,7 @@ import signal
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -31,6 +31,7 @@ from taccl.synth.program import Program
 
 if TYPE_CHECKING:
     from taccl.runtime.nccl_ranks import NcclRanks
+    from taccl.runtime.tcp_transport import Links
 
 T = TypeVar("T")
 
@@ -54,6 +55,8 @@ class Neighbours:
     # Of each rank those that it reaches by staged-shm only, itself among them, beside those that it shares memory with.
     staging: tuple[tuple[int, ...], ...] = ()
     nccl: NcclRanks | None = None  # the communicator of all ranks, where messages go over NCCL
+    tcp: Links | None = None  # of host memory, where messages between nodes go over connections of our own
+    no_tcp: str = ""  # why they do not; "" where nobody asked
 
     def apart(self, source: int, target: int) -> bool:
         """Whether messages from one rank to another go through no memory of a node."""
@@ -98,6 +101,8 @@ class Job:
         except BaseException as error:
             self._fail(error)
         self.memory = shared.SharedMemory()
+        self._links: Links | None = None
+        self._joined: tuple[tuple[int, ...], ...] = ()
         ranks, cores = self.board.node_ranks, self.board.node_cores
         self._spins = SPINS if ranks <= cores else 0
         self._waiting = self._moving(os.sched_yield)
@@ -117,6 +122,8 @@ class Job:
             self.watchdog.doing(None)
             self.watchdog.close()
             self.guard.waits("it waits for all ranks to free what they share")
+            if self._links is not None:
+                self._links.close()
             self.board.close()
             self.control.Free()
             self.data.Free()
@@ -299,6 +306,35 @@ class Job:
             tuple(nodes.view(np.int64)[:, 0].tolist()), tuple((rank,) for rank in range(self.ranks)), ""
         )
 
+    def join_nodes(self, neighbours: Neighbours, forced: bool = False) -> Neighbours:
+        """The same with TCP connections between ranks that share no memory, or with the reason why there are none;
+        collective.
+
+        Without `forced` there are none where the MPI library may have a quicker network, or where not all can be made;
+        with it that raises EnvironmentProblem.
+        """
+        from taccl.runtime import connections, sleep, tcp_transport
+
+        def peers(rank: int) -> list[int]:
+            return [peer for peer in range(self.ranks) if peer not in neighbours.sharing[rank]]
+
+        if self._links is None or self._joined != neighbours.sharing:
+            there = 0 if forced else len(connections.other_network())
+            if self.gather_bytes(np.array([bool(there)], np.uint8), "the look at networks").any():
+                return replace(neighbours, no_tcp="a node has a network that MPI may use without TCP")
+            made, why = connections.connect(self, peers)
+            if why and forced:
+                self.fail_alike(EnvironmentProblem(f"{why}; {connections.ADVICE}"))
+            if why or not self.reduce(np.array([len(made)]), "max")[0]:
+                return replace(neighbours, no_tcp=why or "all ranks share memory")
+            if self._links is not None:
+                self._links.close()
+            self._links, self._joined = tcp_transport.Links(made), neighbours.sharing
+            sleeper = sleep.Sleeper(self._links.poller, self.memory, bool(self._spins))
+            sleeper.meet(self, neighbours)
+            self._links.sleeper = sleeper
+        return replace(neighbours, tcp=self._links)
+
     def connect(self, bound: Bound) -> None:
         """Let the ranks' transports learn of each other, after all have made their part of the collective."""
         offers = self.gather_bytes(bound.transport.offer().view(np.uint8), "the connection of the ranks")
@@ -309,7 +345,10 @@ class Job:
         bound.start()
         executor, watchdog = bound.executor, self.watchdog
         waiting = self._waiting
-        if executor.coding and not self._two_cores:
+        if (sleeper := bound.transport.sleeper) is not None:
+            sleeper.watch(lambda: executor.left)
+            waiting = sleeper
+        elif executor.coding and not self._two_cores:
             waiting = self._moving(Pauses(lambda: executor.left))
         watchdog.doing(executor)
         while not executor.advance(POLLS_BEFORE_SLEEP, waiting, self._spins):

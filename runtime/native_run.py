@@ -29,7 +29,19 @@ OPERATION = np.dtype(
     + [("to", np.int64, 2), ("from", np.int64, 2)]
     + [
         (name, np.int64)
-        for name in ("mine", "wait", "tell", "release", "process", "how", "missing", "phase", "when_ns")
+        for name in (
+            "mine",
+            "wait",
+            "tell",
+            "release",
+            "process",
+            "how",
+            "asleep",
+            "pipe",
+            "missing",
+            "phase",
+            "when_ns",
+        )
     ]
 )
 SEND, RECEIVE, COPY, REDUCE, CALL = range(5)
@@ -126,6 +138,7 @@ class NativeRun:
         told = self._told[number]
         array = self._actions.view(op.src if op.kind == "send" else op.dst)
         row["wait"], row["tell"] = told.wait, told.tell
+        row["asleep"], row["pipe"] = told.bell
         if op.kind == "send":
             row["kind"], row["to"], row["from"] = SEND, told.room, address(array)
             row["bytes"] = array.nbytes if told.room[0] else 0
@@ -145,6 +158,7 @@ class NativeRun:
             row["from"] = address(view(op.src if op.kind == "copy" else op.received))
         else:
             row["from"], row["release"] = told.source, told.release
+            row["asleep"], row["pipe"] = told.bell
         to, operands = int(row["to"][0]), [int(row["from"][0])]
         if op.kind == "reduce":
             row["mine"] = address(view(op.src))

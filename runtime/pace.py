@@ -44,7 +44,7 @@ def paces(topology: Topology, library: str, longer: bool = True) -> dict[tuple[i
     round to it.
     """
     node_of, least = topology.node_of(), usual(library)
-    longest_bytes = LONGEST_BYTES if longer and library == "MPICH" else least.segment_bytes
+    longest_bytes = LONGEST_BYTES if longer and library in ("MPICH", "TCP") else least.segment_bytes
     found: dict[tuple[int, int], Pace] = {}
     of_kind: dict[tuple[Fraction, Fraction, tuple[int, ...]], Pace] = {}
     for link in topology.links:

@@ -16,7 +16,7 @@ Ranks tell each other by flags (`runtime/flags.py`). Between polls the executor 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,7 @@ from taccl.errors import EnvironmentProblem
 from taccl.runtime.flags import CONTROL_WORDS, IDLE, Control
 from taccl.runtime.process_memory import address, readable, reader
 from taccl.runtime.shared import SharedMemory, attach
+from taccl.runtime.sleep import Bell, Sleeper
 from taccl.runtime.streams import Lane
 from taccl.runtime.transport import OFFER_WORDS, Message, Native, Transport, used_bytes
 
@@ -43,7 +44,7 @@ class SharedMemoryTransport:
     """Shared memory between the ranks of `node` (this one among them), `others` to the rest.
 
     counts: (ranks, ranks), messages of the program from each rank to each. reads: whether all ranks of the node have
-    read each other's private memory.
+    read each other's private memory. bells: of peers that may sleep while they wait.
     """
 
     name = "shm"
@@ -58,8 +59,10 @@ class SharedMemoryTransport:
         counts: Sequence[Sequence[int]],
         others: Transport,
         reads: bool = False,
+        bells: Mapping[int, Bell] | None = None,
     ) -> None:
         self._memory, self._rank, self._others, self._reads = memory, rank, others, reads
+        self._bells = bells or {}
         self._control = Control(memory, rank, dict.fromkeys(node, node), counts, RECORD)
         # Local names: every message and every poll needs them.
         self._layouts, self._cells = self._control.layouts, self._control.cells
@@ -72,6 +75,11 @@ class SharedMemoryTransport:
         self._taken = 0  # bytes of ROOM_BYTES
         self._others_sends = 0  # more than 0: some message of this rank is no parcel, or a long one
         self._arena = memory.empty(0, np.uint8)
+
+    @property
+    def sleeper(self) -> Sleeper | None:
+        """That of the other transport."""
+        return self._others.sleeper
 
     def send(self, array: Any, peer: int, tag: int, sized: bool = False, lane: Lane | None = None) -> Message:
         if peer not in self._peers or array.nbytes > ORDERED_BYTES:
@@ -94,7 +102,8 @@ class SharedMemoryTransport:
             def lend() -> None:
                 flags[0][ready] = epoch[0]
 
-            return Message(self, layout.done[peer] + tag, lend, native=self._native_send(peer, tag, None))
+            start = self._ringing(lend, peer)
+            return Message(self, layout.done[peer] + tag, start, native=self._native_send(peer, tag, None))
         # An empty message has a place, too.
         room = self._carve(max(ROOMS * array.nbytes, 1)) if array.nbytes <= PARCEL_BYTES else None
         if room is None:
@@ -108,9 +117,25 @@ class SharedMemoryTransport:
         self._parcels_to[peer] = layout.ended[peer]
         put = _sized_parcel if sized else _parcel
         told = None if sized else self._native_send(peer, tag, room)
-        return Message(
-            None, None, put(_bytes(array), memoryview(room), flags, ready, self._epoch), native=told
-        )
+        start = self._ringing(put(_bytes(array), memoryview(room), flags, ready, self._epoch), peer)
+        return Message(None, None, start, native=told)
+
+    def _ringing(self, action: Callable[[], None], peer: int) -> Callable[[], None]:
+        """What sets a flag of a peer, and wakes it if it sleeps."""
+        if peer not in self._bells:
+            return action
+        ring = self._bells[peer].ring
+
+        def both() -> None:
+            action()
+            ring()
+
+        return both
+
+    def _bell(self, peer: int) -> tuple[int, int]:
+        """The same for compiled code."""
+        bell = self._bells.get(peer)
+        return (0, -1) if bell is None else (bell.cell_at, bell.pipe)
 
     def _native_send(self, peer: int, tag: int, room: Any) -> Callable[[], Native]:
         """room: of a parcel, for two runs."""
@@ -121,7 +146,9 @@ class SharedMemoryTransport:
 
         def told() -> Native:
             wait = 0 if place else _cell(self._cells, done)
-            return Native(self._epoch, ranks, wait, _cell(flags[0], ready), room=halves)
+            return Native(
+                self._epoch, ranks, wait, _cell(flags[0], ready), room=halves, bell=self._bell(peer)
+            )
 
         return told
 
@@ -140,6 +167,7 @@ class SharedMemoryTransport:
             source=source,
             process=process,
             lasting=lasting,
+            bell=self._bell(peer),
         )
         return lambda: told
 
@@ -176,8 +204,10 @@ class SharedMemoryTransport:
         ready = self._layouts[self._rank].ready[peer] + tag
         epoch, cells = self._epoch, flags[0]
 
-        def release() -> None:
+        def said() -> None:
             cells[done] = epoch[0]
+
+        release = self._ringing(said, peer)
 
         if kind == READ:
             copy = reader(peer, self._control.processes[peer], offset, array)
@@ -222,8 +252,10 @@ class SharedMemoryTransport:
 
     def end(self) -> None:
         now = self._epoch[0]
-        for flags, cell in self._parcels_from.values():
+        for peer, (flags, cell) in self._parcels_from.items():
             flags[cell] = now
+            if peer in self._bells:
+                self._bells[peer].ring()
         if not self.buffered:
             self._others.end()
 

@@ -41,6 +41,7 @@ class StagedSharedTransport:
     name = "staged-shm"
     idle = None
     buffered = False
+    sleeper = None
 
     def __init__(
         self,

@@ -21,6 +21,7 @@ import numpy as np
 from taccl.runtime.codecs.codec import FrameError
 
 if TYPE_CHECKING:
+    from taccl.runtime.sleep import Sleeper
     from taccl.runtime.streams import Lane
 
 OFFER_WORDS = 9  # int64 numbers that a rank tells all others when its sends are registered
@@ -54,6 +55,7 @@ class Port(Protocol):
     """Asked for finished messages."""
 
     idle: Any  # a token of no message
+    # A port may have `news`: how many messages are finished that `poll` has not told, because it was not asked for them.
 
     def poll(self, tokens: list[Any]) -> Sequence[int] | None:
         """Places in the list of started messages that are finished; each is given once a run. Never waits."""
@@ -75,6 +77,10 @@ class Native:
     source: tuple[int, int] = (0, 0)  # where a receiver finds the data
     process: int = 0  # from whose memory the kernel reads them
     lasting: bool = False  # they stay there until the end of the run
+    bell: tuple[int, int] = (
+        0,
+        -1,
+    )  # of the peer: the cell that says that it sleeps, and the pipe that wakes it
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +117,7 @@ class Transport(Protocol):
     name: str
     # Whether each message of all ranks is short and finished for its sender when it is started; known when connected.
     buffered: bool
+    sleeper: Sleeper | None  # what a rank does that waits, where the transport has such
 
     def send(self, array: Any, peer: int, tag: int, sized: bool = False, lane: Lane | None = None) -> Message:
         """Register a message from this contiguous array; a sized one of uint8. lane: given on devices only."""
@@ -139,6 +146,7 @@ class Plain:
     """What a transport inherits whose ranks need to know nothing of each other and whose runs leave nothing behind."""
 
     buffered = False
+    sleeper: Sleeper | None = None
 
     def offer(self) -> np.ndarray[Any, Any]:
         """Zeros."""

@@ -14,7 +14,7 @@ import time
 from array import array
 from typing import Any, Protocol
 
-from taccl.runtime import mpi, tcp
+from taccl.runtime import mpi, tcp_counts
 from taccl.runtime.guard import KEY_BYTES, Guard, process_state
 
 TCP_AFTER_S = 0.5  # of a wait, before TCP is asked for bytes, and between two such looks
@@ -69,7 +69,7 @@ class Watchdog:
 
     def _watch(self) -> None:
         seen, since = self._marks(), time.monotonic()
-        looked, moved = since, tcp.moved_bytes()
+        looked, moved = since, tcp_counts.moved_bytes()
         # A tick well below the deadline, so that the job ends soon after it.
         while not self._stop.wait(min(0.1, self.deadline_s / 10)):
             now, marks = time.monotonic(), self._marks()
@@ -80,7 +80,7 @@ class Watchdog:
                     self._board.progress(now)
                 seen, since = marks, now
             elif now - max(since, looked) > min(TCP_AFTER_S, self.deadline_s / 4):
-                looked, before, moved = now, moved, tcp.moved_bytes()
+                looked, before, moved = now, moved, tcp_counts.moved_bytes()
                 if moved - before >= LEAST_BYTES:
                     self._board.progress(now)
             # A rank that waits for the stopped one has more to say, and says it before.

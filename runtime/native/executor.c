@@ -14,6 +14,7 @@
 #include <stdint.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 enum kind { SEND, RECEIVE, COPY, REDUCE, CALL };
 enum work { NOTHING, MOVE, READ };          /* of a message that has arrived */
@@ -30,6 +31,7 @@ struct operation {
     int64_t wait, tell, release;            /* cells of flags */
     int64_t process;                        /* to read from */
     int64_t how;                            /* enum work, or which sum */
+    int64_t asleep, pipe;                   /* cell of the peer: whether it sleeps; what wakes it */
     int64_t missing, phase, when_ns;        /* in a run */
 };
 
@@ -80,6 +82,18 @@ static void set(int64_t cell, int64_t epoch)
     __atomic_store_n((int64_t *)(intptr_t)cell, epoch, __ATOMIC_RELEASE);
 }
 
+/* A flag of the peer was set. Wake it if it sleeps (runtime/sleep.py). */
+static void ring(const struct operation *op)
+{
+    if (!op->asleep)
+        return;
+    __atomic_thread_fence(__ATOMIC_SEQ_CST);
+    if (__atomic_load_n((const int64_t *)(intptr_t)op->asleep, __ATOMIC_RELAXED)) {
+        ssize_t written = write((int)op->pipe, "", 1); /* it is full: the peer wakes anyway */
+        (void)written;
+    }
+}
+
 static int is_set(int64_t cell, int64_t epoch)
 {
     return __atomic_load_n((const int64_t *)(intptr_t)cell, __ATOMIC_ACQUIRE) >= epoch;
@@ -113,8 +127,10 @@ static void finish(struct state *s, struct operation *op)
 /* What is local is done, and the sender told that its memory was read. */
 static void pass(struct state *s, struct operation *op)
 {
-    if (op->release)
+    if (op->release) {
         set(op->release, s->epoch);
+        ring(op);
+    }
     finish(s, op);
 }
 
@@ -153,6 +169,7 @@ static int begin(struct state *s, int64_t number)
         if (op->to[0])
             move(s, op);
         set(op->tell, s->epoch);
+        ring(op);
         if (!op->wait) {
             finish(s, op);
             return 0;

@@ -3,5 +3,5 @@
 
 int taccl_version(void)
 {
-    return 4;
+    return 5;
 }

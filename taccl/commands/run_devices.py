@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from taccl.runtime.job import Job, Neighbours
 
 # In the order in which `auto` tries them.
+HOST_TRANSPORTS = ("shm", "shm+tcp", "shm+mpi", "tcp", "mpi")
 DEVICE_TRANSPORTS = ("cuda-ipc", "staged-shm", "nccl", "mpi-cuda", "staged-mpi")
 ON_ONE_NODE = {"shm": "shared memory", "cuda-ipc": "CUDA IPC", "staged-shm": "pinned shared memory"}
 

@@ -9,11 +9,11 @@ import click
 
 from taccl.commands.completion import files, topologies
 from taccl.commands.options import Quantity
-from taccl.commands.run_devices import DEVICE_TRANSPORTS
+from taccl.commands.run_devices import DEVICE_TRANSPORTS, HOST_TRANSPORTS
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-TRANSPORTS = ("auto", "shm", "mpi", *DEVICE_TRANSPORTS)
+TRANSPORTS = ("auto", *HOST_TRANSPORTS, *DEVICE_TRANSPORTS)
 DEADLINE_S = 30.0  # default; see bench.patience_s
 
 _OPTIONS = (

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from taccl.commands.options import check_output
 from taccl.commands.run_codecs import choose_codecs
-from taccl.commands.run_devices import DEVICE_TRANSPORTS, check_near, on_devices
+from taccl.commands.run_devices import DEVICE_TRANSPORTS, HOST_TRANSPORTS, check_near, on_devices
 from taccl.errors import Diagnostic, InvalidInput, UsageError
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def prepare(job: Job, options: dict[str, Any]) -> tuple[Loaded, Loaded | None, S
     settings = Settings(
         sizes_bytes=sizes, dtypes=coded.dtypes, ops=ops, modes=_modes(options, loaded),
         iterations=options["iters"], warmup=options["warmup"], checks=options["checks"], device=device,
-        transport=_transport(options["transport"], device, options["buffers"]), buffers=options["buffers"],
+        transport=_transport(options["transport"], device, options["buffers"], options["pace"]), buffers=options["buffers"],
         accumulate=options["accumulate"], pace=options["pace"], turns=options["turns"], reference=options["reference"],
         calibrate=options["calibrate"], deadline_s=options["deadline"], codecs=coded.names,
         codec_links=coded.links, codec_at=options["codec_at"], recode=options["recode"],
@@ -184,14 +184,18 @@ def _modes(options: dict[str, Any], loaded: Loaded) -> tuple[str, ...]:
     return tuple(chosen)
 
 
-def _transport(asked: str, device: str, buffers: str) -> str:
+def _transport(asked: str, device: str, buffers: str, pace: bool) -> str:
     if device == "host":
         if asked in DEVICE_TRANSPORTS:
             raise UsageError(f"--transport {asked} moves device memory; give --device cuda")
-        if buffers == "shared" and asked == "mpi":
+        if "tcp" in asked and not pace:
+            raise UsageError(
+                f"--no-pace is about messages over MPI; --transport {asked} has none between nodes"
+            )
+        if buffers == "shared" and asked in ("tcp", "mpi"):
             raise UsageError("--buffers shared is host memory of the transport shm")
         return asked
-    if asked in ("mpi", "shm"):
+    if asked in HOST_TRANSPORTS:
         known = f"{', '.join(DEVICE_TRANSPORTS[:-1])} or {DEVICE_TRANSPORTS[-1]}"
         raise UsageError(f"--transport {asked} moves host memory; with --device cuda give {known}")
     if buffers == "shared" and asked not in ("auto", "cuda-ipc"):
@@ -200,7 +204,8 @@ def _transport(asked: str, device: str, buffers: str) -> str:
 
 
 def with_transport(job: Job, settings: Settings) -> tuple[Settings, Neighbours]:
-    """Resolve `auto`: shared memory on the host, CUDA IPC on devices, where ranks have them."""
+    """Resolve `auto`: on the host shared memory within nodes and TCP between them, on devices CUDA IPC, where ranks have
+    them."""
     import dataclasses
 
     from taccl.runtime.host_transport import host_kind
@@ -209,11 +214,16 @@ def with_transport(job: Job, settings: Settings) -> tuple[Settings, Neighbours]:
         return on_devices(job, settings)
     if settings.transport == "mpi":
         return settings, job.alone()
-    found = job.share_memory()
-    if settings.transport == "shm" or settings.buffers == "shared":
+    if settings.transport == "tcp":
+        return settings, job.join_nodes(job.alone(), forced=True)
+    found, asked = job.share_memory(), settings.transport
+    if asked == "shm" or settings.buffers == "shared":
         job.together("the choice of the transport", lambda: check_near(job, settings, found, "shm"))
-    wanted = settings.transport == "shm" or settings.buffers == "shared"
-    return dataclasses.replace(settings, transport="shm" if wanted else host_kind(found)), found
+    if asked == "shm+tcp" or (asked == "auto" and settings.pace):
+        found = job.join_nodes(found, forced=asked == "shm+tcp")
+    kind = host_kind(found) if asked == "auto" and settings.buffers == "private" else "shm"
+    others = "mpi" if found.tcp is None else "tcp"
+    return dataclasses.replace(settings, transport=kind, others=others), found
 
 
 def prediction(

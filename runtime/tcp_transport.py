@@ -1,0 +1,283 @@
+"""Messages between nodes over TCP connections of our own, which the kernel moves while nobody polls.
+
+An MPI library over TCP has its data moved by the ranks themselves, whenever one of them calls it: ranks that wait for
+each other poll, and where they share cores they take these from those that have something to do. Here the kernel has
+the data of a send, and a rank that waits sleeps until something comes (`runtime/sleep.py`).
+
+Messages keep the order of the program: to each peer goes a segment of the first message that has begun and whose
+receiver is ready. Little waits in the kernel, and where the link is known (`runtime/pace.py`) no more is on its way
+than it carries. Of turns (`runtime/turns.py`) the receiver of the earlier message tells the sender of the later one.
+"""
+
+from __future__ import annotations
+
+import functools
+import select
+import socket
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from taccl.errors import RunFailed
+from taccl.runtime.gates import Progress
+from taccl.runtime.pace import Pace, usual
+from taccl.runtime.sleep import Sleeper
+from taccl.runtime.streams import Lane
+from taccl.runtime.tcp_link import (
+    LINGER_S,
+    MOST_TAGS,
+    NONE,
+    OPEN,
+    READY,
+    RUNS,
+    Incoming,
+    Link,
+    Messages,
+    Outgoing,
+)
+from taccl.runtime.transport import Message, Plain, Transport, take_done
+from taccl.runtime.turns import Gate, Key
+
+EAGER_BYTES = 16 << 10  # messages up to here do not wait until their receive is ready
+FREE_WINDOW_BYTES = 1 << 30  # where nothing is known of a link, the kernel finds out how much it carries
+
+
+class Links:
+    """All connections of a rank. They are closed with the job."""
+
+    def __init__(self, connections: Mapping[int, socket.socket]) -> None:
+        self.poller = select.epoll()
+        self._connections = dict(connections)
+        self.links = {peer: Link(peer, made, self.poller) for peer, made in connections.items()}
+        self._at = {link.at: link for link in self.links.values()}
+        self._talking: list[Link] = []  # have words that were not handed to the kernel
+        self.sleeper: Sleeper | None = None
+        self.run = 0
+        self.owner: object = None  # whose messages are under way
+        self._lost_s = 0.0
+
+    def begin(self, owner: object, messages: Mapping[int, Messages]) -> None:
+        """A run begins, with messages by peer."""
+        self.run = (self.run + 1) % RUNS
+        self.owner = owner
+        for peer, link in self.links.items():
+            link.begin(self.run, messages.get(peer, NONE))
+
+    def say(self, peer: int, kind: int, tag: int) -> None:
+        """Something that goes with the next look at the connections."""
+        link = self.links[peer]
+        link.say(kind, tag)
+        self._talking.append(link)
+
+    def move(self) -> None:
+        """Move what can be moved. Raises RunFailed for a connection that is lost, after a moment in which the job may
+        end for a better known reason, and for what does not belong here."""
+        if self._talking:
+            talking, self._talking = self._talking, []
+            for link in talking:
+                link.write()
+        for at, what in self.poller.poll(0):
+            link = self._at.get(at)
+            if link is None:  # a bell
+                continue
+            if what & ~select.EPOLLOUT:
+                link.read()
+            if what & select.EPOLLOUT:
+                link.write()
+            if link.lost and not self._lost_s:
+                self._lost_s = time.monotonic()
+        if self._lost_s and time.monotonic() - self._lost_s > LINGER_S:
+            raise RunFailed(next(link.lost for link in self.links.values() if link.lost))
+
+    def part(self) -> None:
+        """A run ends. What is said at its end must leave before the rank computes."""
+        self.move()
+        while any(link.owes for link in self.links.values()):
+            self.poller.poll(0.01)
+            self.move()
+
+    def forget(self, owner: object) -> None:
+        """Let go of the messages of an owner."""
+        if self.owner is owner:
+            self.owner = None
+            for link in self.links.values():
+                link.begin(self.run, NONE)
+
+    def limit(self, peer: int, nbytes: int) -> None:
+        """How much a peer may have on its way here."""
+        self._connections[peer].setsockopt(socket.IPPROTO_TCP, socket.TCP_WINDOW_CLAMP, nbytes)
+
+    def close(self) -> None:
+        """No run is under way."""
+        for link in self.links.values():
+            link.close()
+        if self.sleeper is not None:
+            self.sleeper.close()
+        self.poller.close()
+
+
+class TcpTransport(Plain):
+    """The messages of one program over the connections of a rank; `others` to peers that it has none to.
+
+    turns: the gates of messages between nodes, the same on all ranks. paces: by source and destination, the same on all
+    ranks, where it is not the usual one; None: nothing is known of links. Sends are made in the order of the plan.
+    """
+
+    name = "tcp"
+    idle = None
+
+    def __init__(
+        self,
+        links: Links,
+        rank: int,
+        others: Transport,
+        turns: Mapping[Key, Sequence[Gate]] | None = None,
+        paces: Mapping[tuple[int, int], Pace] | None = None,
+    ) -> None:
+        self._links, self._rank, self._others, self._paces = links, rank, others, paces
+        self.sleeper = links.sleeper
+        self.news = 0  # messages that are finished, which nobody has asked for
+        self._begun = False
+        self._sends: dict[int, dict[int, Outgoing]] = {}
+        self._receives: dict[int, dict[int, Incoming]] = {}
+        self._place = 0
+        self._messages: dict[int, Messages] = {}
+        self._turns = turns or {}
+        # Messages with gates have numbers of their own on each rank.
+        self._numbers: dict[Key, int] = {}
+        counts: Counter[int] = Counter()
+        for later in sorted(self._turns):
+            self._numbers[later] = counts[later[0]]
+            counts[later[0]] += 1
+        self._gated: dict[int, Outgoing] = {}
+        self._peer_of: dict[Outgoing, int] = {}  # of those
+        self._progress: list[Progress] = []
+
+    def _pace(self, source: int, target: int) -> Pace:
+        return (self._paces or {}).get((source, target), usual("TCP"))
+
+    def send(self, array: Any, peer: int, tag: int, sized: bool = False, lane: Lane | None = None) -> Message:
+        if peer not in self._links.links:
+            return self._elsewhere(self._others.send(array, peer, tag, sized))
+        assert tag < MOST_TAGS
+        key, data = (self._rank, peer, tag), array.view(np.uint8)
+        gates = len(self._turns.get(key, ()))
+        self._place += 1
+        message = Outgoing(data, tag, self._place, sized, data.nbytes <= EAGER_BYTES, gates)
+        self._sends.setdefault(peer, {})[tag] = message
+        links, link = self._links, self._links.links[peer]
+        if not gates:
+
+            def start() -> None:
+                message.begin(links.run)
+                if message.may_go(links.run):
+                    link.send(message)
+
+            return Message(self, message, start)
+        self._gated[self._numbers[key]], self._peer_of[message] = message, peer
+
+        def wait() -> None:
+            message.begin(links.run)
+            self._go(message)
+
+        return Message(
+            self,
+            message,
+            wait,
+            held=lambda: message.begun == links.run and message.waits(links.run),
+        )
+
+    def _elsewhere(self, message: Message) -> Message:
+        """One whose transport has to be called now and then, which a rank that sleeps does not do."""
+        self.sleeper = None
+        return message
+
+    def _go(self, message: Outgoing) -> None:
+        if message.may_go(self._links.run):
+            self._links.links[self._peer_of[message]].send(message)
+
+    def _open(self, message: Outgoing) -> None:
+        run = self._links.run
+        waited = message.waits(run)
+        message.open(run)
+        if waited:
+            self._go(message)
+
+    def recv(self, array: Any, peer: int, tag: int, sized: bool = False, lane: Lane | None = None) -> Message:
+        if peer not in self._links.links:
+            return self._elsewhere(self._others.recv(array, peer, tag, sized))
+        data = array.view(np.uint8)
+        eager = data.nbytes <= EAGER_BYTES
+        message = Incoming(data, sized, eager, self._tells((peer, self._rank, tag)))
+        self._receives.setdefault(peer, {})[tag] = message
+        links = self._links
+
+        def start() -> None:
+            if message.start(links.run):
+                self._finished()
+            elif not eager:
+                links.say(peer, READY, tag)
+
+        return Message(self, message, start)
+
+    def _tells(self, key: Key) -> Progress | None:
+        """Whom this rank tells how far a message has come to it."""
+        words: list[tuple[float, Callable[[], object]]] = []
+        for later, gates in sorted(self._turns.items()):
+            for gate in gates:
+                if gate.message == key:
+                    words.append((gate.part, functools.partial(self._tell, later)))
+        if not words:
+            return None
+        self._progress.append(Progress(words))
+        return self._progress[-1]
+
+    def _tell(self, later: Key) -> None:
+        number = self._numbers[later]
+        if later[0] == self._rank:
+            self._open(self._gated[number])
+        else:
+            self._links.say(later[0], OPEN, number)
+
+    def _finished(self) -> None:
+        self.news += 1
+
+    def poll(self, tokens: list[Any]) -> Sequence[int] | None:
+        self._links.move()
+        if not self.news:
+            return None
+        found = take_done(tokens)
+        self.news -= len(found)
+        return found
+
+    def begin(self) -> str:
+        if self._begun or (closed := self._others.begin()):
+            return "" if self._begun else closed
+        if not self._messages:
+            self._connected()
+        self._begun = True
+        self.news = 0
+        for progress in self._progress:
+            progress.begin()
+        self._links.begin(self, self._messages)
+        return ""
+
+    def _connected(self) -> None:
+        """Lay out what the links have to know, when all messages are registered."""
+        for peer in self._links.links:
+            self._messages[peer] = Messages(
+                self._sends.get(peer, {}), self._receives.get(peer, {}), self._gated,
+                self._pace(self._rank, peer).segment_bytes, self._finished, self._open,
+            )  # fmt: skip
+
+    def end(self) -> None:
+        self._links.part()
+        self._begun = False
+        self._others.end()
+
+    def close(self) -> None:
+        self._links.forget(self)
+        self._others.close()
