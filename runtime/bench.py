@@ -368,8 +368,8 @@ def _time(
     for turn in range(-settings.warmup, settings.iterations):
         for index, run in enumerate(runs):
             # The first may be held up behind what the run before left on slow links, and ranks then leave it at
-            # different times; the second finds them empty.
-            job.barrier()
+            # different times; the second finds them empty. Who is early leaves the cores to those that still run.
+            job.barrier(patient=True)
             job.barrier()
             if index:
                 job.watchdog.doing("it is inside MPI's own collective")

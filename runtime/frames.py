@@ -22,6 +22,7 @@ from taccl.runtime.codecs import (
     decode_into,
     encode_into,
 )
+from taccl.runtime.codecs.coding import decode_compiled
 from taccl.runtime.codecs.frame import most_bytes, read_header
 from taccl.runtime.compile import Frame, Operation, Range
 from taccl.runtime.dtypes import DType
@@ -145,7 +146,9 @@ class FrameMemory:
 
             def decode(scratch: Scratch) -> None:
                 for frame, wire, values in zip(frames, self.find(frames), chunks, strict=True):
-                    decode_into(codec, wire, values, scratch, Origin(frame.rank, frame.chunk))
+                    origin = Origin(frame.rank, frame.chunk)
+                    if not decode_compiled(codec, wire, values, scratch, origin):
+                        decode_into(codec, wire, values, scratch, origin)
 
             return decode
         source = view(op.src)

@@ -61,8 +61,8 @@ def host_transport(
 ) -> tuple[Transport, Callable[[int, Any], Any] | None]:
     """The transport of a compiled program, and where the memory that it needs inside comes from (None: anywhere).
 
-    kind: "shm", or "tcp" or "mpi" between all ranks. pace: between nodes messages go in confirmed segments. taken: turns that
-    they keep there, the same on all ranks. topology: the cluster, where it is known.
+    kind: "shm", or "tcp" or "mpi" between all ranks. pace: between nodes messages over MPI go in confirmed segments.
+    taken: turns that they keep there, the same on all ranks. topology: the cluster, where it is known.
     """
     over_mpi = MpiTransport(job.MPI, job.data, chunk_bytes)
     between: Transport = over_mpi

@@ -38,6 +38,7 @@ T = TypeVar("T")
 MESSAGE_BYTES = 4096  # of an error's text, as other ranks see it
 POLLS_BEFORE_SLEEP = 20_000  # empty ones; some ten milliseconds
 SPINS = 2  # empty polls before the core is offered to others, when every rank has one of its own
+LEAST_PAUSE_S, MOST_PAUSE_S = 20e-6, 500e-6  # of a patient rank
 RESTS_PER_CALL = 16  # of a waiting rank, of the MPI library
 
 
@@ -61,6 +62,10 @@ class Neighbours:
     def apart(self, source: int, target: int) -> bool:
         """Whether messages from one rank to another go through no memory of a node."""
         return target not in self.around(source)
+
+    def linked(self, source: int, target: int) -> bool:
+        """Whether a rank has a TCP connection of ours to another one."""
+        return self.tcp is not None and (self.tcp.everyone or self.nodes[source] != self.nodes[target])
 
     def around(self, rank: int) -> tuple[int, ...]:
         """The ranks that a rank reaches through memory of its node, itself among them."""
@@ -102,7 +107,6 @@ class Job:
             self._fail(error)
         self.memory = shared.SharedMemory()
         self._links: Links | None = None
-        self._joined: tuple[tuple[int, ...], ...] = ()
         ranks, cores = self.board.node_ranks, self.board.node_cores
         self._spins = SPINS if ranks <= cores else 0
         self._waiting = self._moving(os.sched_yield)
@@ -243,10 +247,16 @@ class Job:
         yield
         self.watchdog.doing(None)
 
-    def barrier(self) -> None:
-        """Wait for all ranks."""
+    def barrier(self, patient: bool = False) -> None:
+        """Wait for all ranks. patient: without the cores of those that are late; it may end a moment later."""
         with self.waiting("it waits for the other ranks at a barrier"):
-            self.control.Barrier()
+            if not patient:
+                self.control.Barrier()
+                return
+            request, pause_s = self.control.Ibarrier(), LEAST_PAUSE_S
+            while not request.Test():
+                time.sleep(pause_s)
+                pause_s = min(2 * pause_s, MOST_PAUSE_S)
 
     def reduce(self, values: np.ndarray[Any, Any], how: str) -> np.ndarray[Any, Any]:
         """Element by element the "max" or "sum" over all ranks, on every rank."""
@@ -306,19 +316,20 @@ class Job:
             tuple(nodes.view(np.int64)[:, 0].tolist()), tuple((rank,) for rank in range(self.ranks)), ""
         )
 
-    def join_nodes(self, neighbours: Neighbours, forced: bool = False) -> Neighbours:
-        """The same with TCP connections between ranks that share no memory, or with the reason why there are none;
+    def join_nodes(self, neighbours: Neighbours, forced: bool = False, everyone: bool = False) -> Neighbours:
+        """The same with TCP connections between the ranks of different nodes, or with the reason why there are none;
         collective.
 
         Without `forced` there are none where the MPI library may have a quicker network, or where not all can be made;
-        with it that raises EnvironmentProblem.
+        with it that raises EnvironmentProblem. everyone: between ranks of one node, too.
         """
         from taccl.runtime import connections, sleep, tcp_transport
 
         def peers(rank: int) -> list[int]:
-            return [peer for peer in range(self.ranks) if peer not in neighbours.sharing[rank]]
+            here = neighbours.nodes[rank]
+            return [r for r, node in enumerate(neighbours.nodes) if r != rank and (everyone or node != here)]
 
-        if self._links is None or self._joined != neighbours.sharing:
+        if self._links is None or self._links.everyone != everyone:
             there = 0 if forced else len(connections.other_network())
             if self.gather_bytes(np.array([bool(there)], np.uint8), "the look at networks").any():
                 return replace(neighbours, no_tcp="a node has a network that MPI may use without TCP")
@@ -326,10 +337,10 @@ class Job:
             if why and forced:
                 self.fail_alike(EnvironmentProblem(f"{why}; {connections.ADVICE}"))
             if why or not self.reduce(np.array([len(made)]), "max")[0]:
-                return replace(neighbours, no_tcp=why or "all ranks share memory")
+                return replace(neighbours, no_tcp=why or "all ranks are on one node")
             if self._links is not None:
                 self._links.close()
-            self._links, self._joined = tcp_transport.Links(made), neighbours.sharing
+            self._links = tcp_transport.Links(made, everyone)
             sleeper = sleep.Sleeper(self._links.poller, self.memory, bool(self._spins))
             sleeper.meet(self, neighbours)
             self._links.sleeper = sleeper
@@ -357,6 +368,8 @@ class Job:
                 self._call_library()
                 time.sleep(50e-6)
         watchdog.doing(None)
+        if sleeper is not None:
+            sleeper.forget()
         bound.finish()
 
     def coder(self, notes: list[tuple[int, float, float]] | None = None) -> CodecPort:

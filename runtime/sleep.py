@@ -27,7 +27,7 @@ from taccl.runtime.shared import SharedMemory, attach
 if TYPE_CHECKING:
     from taccl.runtime.job import Job, Neighbours
 
-LOOKS = 200  # empty polls before a rank sleeps, where each has a core of its own: half a millisecond
+LOOKS = 5  # empty polls before a rank sleeps, where each has a core of its own
 LOOKS_OF_MANY = 1  # where ranks share cores
 MOST_S = 0.02  # of a sleep
 BLIND_S = 0.001  # where a rank of the node cannot wake this one
@@ -71,7 +71,7 @@ class Sleeper:
         os.set_blocking(self._outside, False)
         poller.register(self._inside, select.EPOLLIN)
         self._most_s = MOST_S
-        self._left: Callable[[], int] = lambda: 0
+        self._left: Callable[[], int] = _nothing
         self._seen = -1
         self._count = 0
 
@@ -99,6 +99,11 @@ class Sleeper:
     def watch(self, left: Callable[[], int]) -> None:
         """left: falls with progress, after which a rank looks a few times before it sleeps again."""
         self._left, self._seen = left, -1
+
+    def forget(self) -> None:
+        """What was watched is done."""
+        self._left = _nothing
+        self._awake()
 
     def __call__(self) -> None:
         left = self._left()
@@ -128,6 +133,10 @@ class Sleeper:
         for at in (self._inside, self._outside, *(bell.pipe for bell in self.bells.values())):
             os.close(at)
         self.bells.clear()
+
+
+def _nothing() -> int:
+    return 0
 
 
 def _open(process: int, pipe: int) -> int:

@@ -100,7 +100,7 @@ class Incoming:
         self._array, self._sized, self.eager, self._progress = array, sized, eager, progress
         # A short message may come before its receive is started.
         self._room = np.empty(len(array), np.uint8) if eager else array
-        self._bytes = memoryview(self._room)
+        self._bytes = memoryview(self._room.data)
         self.arrived = 0
         self.started = self.landed = -1  # the run
         self.done = False
@@ -269,7 +269,7 @@ class Link:
                 else:
                     got = self._connection.recvmsg_into([self._room, head])[0]
             except BlockingIOError:
-                return
+                break
             except OSError as error:
                 self._lose(error.strerror)
                 return

@@ -46,9 +46,10 @@ FREE_WINDOW_BYTES = 1 << 30  # where nothing is known of a link, the kernel find
 
 
 class Links:
-    """All connections of a rank. They are closed with the job."""
+    """All connections of a rank. They are closed with the job. everyone: they lead to ranks of its node, too."""
 
-    def __init__(self, connections: Mapping[int, socket.socket]) -> None:
+    def __init__(self, connections: Mapping[int, socket.socket], everyone: bool = False) -> None:
+        self.everyone = everyone
         self.poller = select.epoll()
         self._connections = dict(connections)
         self.links = {peer: Link(peer, made, self.poller) for peer, made in connections.items()}
@@ -80,9 +81,9 @@ class Links:
             for link in talking:
                 link.write()
         for at, what in self.poller.poll(0):
-            link = self._at.get(at)
-            if link is None:  # a bell
+            if at not in self._at:  # a bell
                 continue
+            link = self._at[at]
             if what & ~select.EPOLLOUT:
                 link.read()
             if what & select.EPOLLOUT:

@@ -55,7 +55,7 @@ class Port(Protocol):
     """Asked for finished messages."""
 
     idle: Any  # a token of no message
-    # A port may have `news`: how many messages are finished that `poll` has not told, because it was not asked for them.
+    # A port may have `news`: how many messages are finished that `poll` has not told since nobody asked for them.
 
     def poll(self, tokens: list[Any]) -> Sequence[int] | None:
         """Places in the list of started messages that are finished; each is given once a run. Never waits."""
@@ -117,7 +117,10 @@ class Transport(Protocol):
     name: str
     # Whether each message of all ranks is short and finished for its sender when it is started; known when connected.
     buffered: bool
-    sleeper: Sleeper | None  # what a rank does that waits, where the transport has such
+
+    @property
+    def sleeper(self) -> Sleeper | None:
+        """What a rank does that waits, where the transport has such."""
 
     def send(self, array: Any, peer: int, tag: int, sized: bool = False, lane: Lane | None = None) -> Message:
         """Register a message from this contiguous array; a sized one of uint8. lane: given on devices only."""

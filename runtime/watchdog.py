@@ -80,8 +80,9 @@ class Watchdog:
                     self._board.progress(now)
                 seen, since = marks, now
             elif now - max(since, looked) > min(TCP_AFTER_S, self.deadline_s / 4):
+                first = looked < since  # what moved before this wait is no progress of it
                 looked, before, moved = now, moved, tcp_counts.moved_bytes()
-                if moved - before >= LEAST_BYTES:
+                if not first and moved - before >= LEAST_BYTES:
                     self._board.progress(now)
             # A rank that waits for the stopped one has more to say, and says it before.
             if (stopped := self._board.stopped(now, self.deadline_s + FIRST_S)) is not None:

@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import runtime_programs as programs
 
-from taccl.runtime import check, check_values, pace, paced, shm, transports
+from taccl.runtime import check, check_values, pace, paced, shm, tcp_transport, transports
 from taccl.runtime.bind import Bound, compile_program
 from taccl.runtime.codecs import CODECS
 from taccl.runtime.coded import Coding
@@ -21,7 +21,8 @@ from taccl.runtime.trace import trace
 NODES = (0, 0, 2)
 # Messages of a few KB go every way that there is, between nodes in many segments, two at a time.
 shm.SHORT_BYTES, shm.PARCEL_BYTES = 64, 4096
-paced.PLAIN_BYTES, pace.SEGMENT_BYTES, pace.SEGMENTS = 64, 400, 2
+tcp_transport.EAGER_BYTES = paced.PLAIN_BYTES = 64
+pace.SEGMENT_BYTES, pace.SEGMENTS = 400, 2
 PACES = {(0, 2): pace.Pace(1000, 3)}  # one way on one link
 
 
@@ -30,6 +31,8 @@ def transport_of(job, how, compiled, chunk_bytes):
     on_channel = paced.channels(compiled.plans[job.rank])
     if how == "mpi":
         return inner, None
+    if how == "tcp":
+        return tcp_transport.TcpTransport(LINKS, job.rank, inner, paces=PACES), None
     if how == "paced":
         return paced.PacedTransport(
             job.MPI, inner, job.receipts, NODES, on_channel=on_channel, paces=PACES
@@ -41,9 +44,13 @@ def transport_of(job, how, compiled, chunk_bytes):
         between = paced.PacedTransport(
             job.MPI, inner, job.receipts, NODES, on_channel=on_channel, paces=PACES
         )
+    bells = None
+    if how == "tcp-mixed":
+        between = tcp_transport.TcpTransport(LINKS, job.rank, inner, paces=PACES)
+        bells = {peer: bell for peer, bell in LINKS.sleeper.bells.items() if peer < 2}
     node = (0, 1, 2) if how == "shared" else (0, 1) if job.rank < 2 else (2,)
     return (
-        shm.SharedMemoryTransport(job.memory, job.rank, node, compiled.messages, between),
+        shm.SharedMemoryTransport(job.memory, job.rank, node, compiled.messages, between, bells=bells),
         job.memory.empty,
     )
 
@@ -59,8 +66,8 @@ def one(job, coder, program, elements, codec, how, damage=False):
     order = trace(program)
     collective = collective_of(program, order)
     op = "sum" if collective.combining else None
-    coding = Coding(NODES if how == "mixed" else None, codec.lossless, recode=True)
-    nodes = NODES if how in ("paced", "mixed") else None
+    coding = Coding(NODES if "mixed" in how else None, codec.lossless, recode=True)
+    nodes = NODES if how in ("paced", "mixed", "tcp", "tcp-mixed") else None
     compiled = compile_program(program, collective, False, [job.rank], order, nodes, coding)
     shape, dtype = layout(collective, elements), DTYPES["float32"]
     guarded = check.allocate(collective, shape, job.rank, dtype, False, np.empty)
@@ -99,10 +106,11 @@ def one(job, coder, program, elements, codec, how, damage=False):
 
 with Job(20.0) as job:
     coders = CodecPort(), CodecThread()
+    LINKS = job.join_nodes(job.share_memory(), forced=True, everyone=True).tcp
     if sys.argv[1] == "damage":
         one(job, coders[0], programs.chain_broadcast(3, 1), 5000, CODECS[sys.argv[2]], "mpi", damage=True)
     wrong = cases = values = wire = 0
-    for how in ("mpi", "private", "shared", "paced", "mixed"):
+    for how in ("mpi", "private", "shared", "paced", "mixed", "tcp", "tcp-mixed"):
         for name in ("allgather", "alltoall", "broadcast", "allreduce", "reduce"):
             for codec in ("xw", "q8"):
                 for elements in (3005, 40):

@@ -21,6 +21,7 @@ from taccl.runtime.layout import Layout
 from taccl.runtime.mpi import launcher
 from taccl.runtime.semantics import collective_of
 from taccl.runtime.shm import SharedMemoryTransport
+from taccl.runtime.tcp_transport import TcpTransport
 from taccl.runtime.trace import trace
 from taccl.runtime.transports import MpiTransport
 
@@ -128,6 +129,9 @@ def main(how: str, way: str) -> None:
         if way == "shm":
             node = job.share_memory().sharing[job.rank]
             transport = SharedMemoryTransport(job.memory, job.rank, node, compiled.messages, transport)
+        if way == "tcp":
+            links = job.join_nodes(job.alone(), forced=True, everyone=True).tcp
+            transport = TcpTransport(links, job.rank, transport)
         shape = Layout(size, 1, job.ranks)
         bound = Bound(compiled, job.rank, shape, buffers, DTYPES["int32"], None, transport, np, memory)
         job.connect(bound)

@@ -1,5 +1,6 @@
 """A rank that runs programs over the transport of sys.argv[1]. See test_run_transports.py."""
 
+import dataclasses
 import gc
 import itertools
 import json
@@ -11,7 +12,7 @@ import numpy as np
 import runtime_programs as programs
 
 from taccl.profiles.topology import Link, Port, Topology
-from taccl.runtime import check, pace, paced, shm, transports, turns
+from taccl.runtime import check, pace, paced, shm, tcp_transport, transports, turns
 from taccl.runtime.bind import Bound, compile_program
 from taccl.runtime.dtypes import DTYPES
 from taccl.runtime.job import Job
@@ -24,7 +25,7 @@ def one(job, program, elements, dtype, op, how, inplace=False):
     order = trace(program)
     collective = collective_of(program, order)
     op = op if collective.combining else None
-    nodes = NODES if how in PACED else None
+    nodes = NODES if how in PACED or "tcp" in how else None
     compiled = compile_program(program, collective, inplace, [job.rank], order, nodes)
     shape = layout(collective, elements)
     empty = job.memory.empty if how == "shared" else np.empty
@@ -33,7 +34,21 @@ def one(job, program, elements, dtype, op, how, inplace=False):
     check.fill(host, dtype, op, job.rank, job.ranks)
     chunk_bytes = shape.chunk_elements * dtype.bytes
     inside = None
-    if how in SHM:
+    if "tcp" in how:
+        inner = transports.MpiTransport(job.MPI, job.data, chunk_bytes)
+        found = {}
+        if how == "tcp-turns":
+            found = turns.turns(program, collective, order, compiled.plans, CLUSTER, NODES, chunk_bytes).gates
+            GATES.update(gate.seen_by != key[0] for key, gates in found.items() for gate in gates)
+        transport = tcp_transport.TcpTransport(LINKS, job.rank, inner, found, PACES)
+        if how == "tcp-shared":
+            node = (0, 1) if job.rank < 2 else (2,)
+            bells = {peer: bell for peer, bell in LINKS.sleeper.bells.items() if peer in node}
+            transport = shm.SharedMemoryTransport(
+                job.memory, job.rank, node, compiled.messages, transport, bells=bells
+            )
+            inside = job.memory.empty
+    elif how in SHM:
         inner = transports.MpiTransport(job.MPI, job.data, chunk_bytes)
         # "mixed": only ranks 0 and 1 share memory
         node = NEIGHBOURS.sharing[job.rank] if how != "mixed" else (0, 1) if job.rank < 2 else (job.rank,)
@@ -64,12 +79,13 @@ def one(job, program, elements, dtype, op, how, inplace=False):
 
 
 SHM = ("shared", "private", "read", "mixed")
-if sys.argv[1] in SHM:
+if sys.argv[1] in (*SHM, "tcp-shared"):
     # Messages of a few KB go every way that there is.
     shm.SHORT_BYTES, shm.READ_BYTES, shm.PARCEL_BYTES = 64, 256, 4096
 
 # Messages of a few KB go in many segments to the other node, two at a time, the shortest as they are.
 paced.PLAIN_BYTES, pace.SEGMENT_BYTES, pace.SEGMENTS = 64, 400, 2
+tcp_transport.EAGER_BYTES = 64
 turns.WINDOW_BYTES, turns.WORTH_HANDOVERS = 300, 0
 PACES = {(0, 2): pace.Pace(1000, 3)}  # one way on one link
 PACED = ("paced", "turns")
@@ -90,6 +106,14 @@ CLUSTER = Topology(
 
 with Job(20.0) as job:
     NEIGHBOURS = job.share_memory()
+    if "tcp" in sys.argv[1]:
+        # "tcp-between": ranks 0 and 1 have no connection to each other
+        between = sys.argv[1] == "tcp-between"
+        apart = dataclasses.replace(NEIGHBOURS, nodes=NODES)
+        LINKS = job.join_nodes(apart, forced=True, everyone=not between).tcp
+        far = [peer for peer in range(job.ranks) if NODES[peer] != NODES[job.rank]]
+        others = [peer for peer in range(job.ranks) if peer != job.rank]
+        assert sorted(LINKS.links) == (far if between else others)
     assert NEIGHBOURS.sharing == (tuple(range(job.ranks)),) * job.ranks and not NEIGHBOURS.why_not
     wrong = cases = 0
     for name in ("allgather", "alltoall", "allreduce", "reducescatter", "reduce"):
@@ -107,7 +131,7 @@ with Job(20.0) as job:
         for elements in (2400, 24):
             wrong += one(job, program, elements, DTYPES["int32"], "sum", sys.argv[1], True)
             cases += 1
-    assert sys.argv[1] != "turns" or len(GATES) == 2
+    assert "turns" not in sys.argv[1] or len(GATES) == 2
     gc.collect()
     pieces = [line for line in Path("/proc/self/maps").read_text().splitlines() if "memfd:taccl" in line]
     totals = job.reduce(np.array([wrong, cases, len(pieces)]), "sum")

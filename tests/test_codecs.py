@@ -333,7 +333,7 @@ def test_old_contents_of_buffers_do_not_show():
         wires = []
         for old in (0, 0xA5):
             scratch = Scratch()
-            for field in scratch.__slots__:
+            for field in set(scratch.__slots__) - {"at"}:
                 getattr(scratch, field).view(np.uint8)[:] = old & 1
             wire = np.full(most_bytes(codec, DTYPES["float32"], 3001, 1024), old, np.uint8)
             wires.append(wire[: encode_into(codec, values, wire, scratch, Origin(3, 4), 1024)].tobytes())

@@ -33,7 +33,7 @@ def made(monkeypatch):
 
     def make(topology, gates):
         taken = None if gates is None else SimpleNamespace(gates=gates)
-        compiled, neighbours = SimpleNamespace(plans=[None]), SimpleNamespace(nodes=(0, 1))
+        compiled, neighbours = SimpleNamespace(plans=[None]), SimpleNamespace(nodes=(0, 1), tcp=None)
         host_transport.host_transport(job, compiled, 2**20, neighbours, "mpi", taken=taken, topology=topology)
         return got.pop()[-1], compared.pop()
 

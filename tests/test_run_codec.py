@@ -29,7 +29,7 @@ def test_every_transport_carries_frames():
     ended = launch(3, WORKER, "all")
     assert ended.code == 0, ended.err
     found = json.loads(ended.out)
-    assert (found["wrong"], found["cases"]) == (0, 3 * 5 * 5 * 2 * 3)  # long ones by either coder
+    assert (found["wrong"], found["cases"]) == (0, 3 * 7 * 5 * 2 * 3)  # long ones by either coder
     assert 0 < found["wire"] < found["values"]
 
 

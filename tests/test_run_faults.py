@@ -32,6 +32,7 @@ def fault(how, way="mpi"):
     [
         ("stop", "mpi", "rank 2 has shown no sign of life for"),
         ("stop", "shm", "rank 2 has shown no sign of life for"),
+        ("stop", "tcp", "rank 2 has shown no sign of life for"),
         ("sleep", "mpi", "rank 2 lives and waits for nobody"),
         ("barrier", "mpi", "rank 2 lives and waits for nobody"),
     ],

@@ -14,6 +14,7 @@ import numpy as np
 
 from taccl.errors import CheckFailed
 from taccl.runtime.dtypes import DTYPES, DType
+from taccl.runtime.process_memory import address
 
 Array = np.ndarray[Any, Any]
 
@@ -96,6 +97,11 @@ class Scratch:
     flags: Array = field(default_factory=lambda: np.empty(TILE, np.bool_))
     tile: Array = field(default_factory=lambda: np.empty(8 * TILE, np.uint8))
     values: Array = field(default_factory=lambda: np.empty(8 * TILE, np.uint8))
+    # Addresses of `tile` and `values`, for compiled code.
+    at: tuple[int, int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "at", (address(self.tile), address(self.values)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +160,11 @@ def dtype_of(values: Array) -> DType:
     """The entry of DTYPES for an array's type. Raises ValueError for another type, or several dimensions."""
     if values.ndim != 1:
         raise ValueError(f"codecs take arrays of one dimension, found {values.ndim}; reshape(-1) first")
-    found = DTYPES.get(values.dtype.name)
-    if found is None or found.numpy != values.dtype:
+    found = _BY_NUMPY.get(values.dtype)
+    if found is None:
         raise ValueError(f"no codec takes arrays of type {values.dtype}; known: {', '.join(DTYPES)}")
     return found
+
+
+# The name of a numpy type is made anew each time that it is asked for.
+_BY_NUMPY = {dtype.numpy: dtype for dtype in DTYPES.values()}

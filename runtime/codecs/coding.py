@@ -36,6 +36,7 @@ from taccl.runtime.codecs.frame import (
     write_entry,
 )
 from taccl.runtime.dtypes import DType
+from taccl.runtime.process_memory import address
 
 
 def encode_into(
@@ -84,11 +85,8 @@ def decode_into(
     origin: when given, a frame of another one is refused. Raises FrameError for everything that is not
     exactly a frame of this codec; `values` may then hold some decoded tiles.
     """
-    _check_wire(wire)
-    if _is_plain(values) and values.flags.writeable:
-        code = DTYPE_CODES[dtype_of(values).name]
-        if compiled.decode(codec, code, wire, values, scratch, _numbers(origin)):
-            return read_header(wire)
+    if decode_compiled(codec, wire, values, scratch, origin):
+        return read_header(wire)
     frame = expected(codec, lambda: read_header(wire), origin)
     check_room(frame, dtype_of(values), values.nbytes)
     for index, entry, payload in _tiles(wire, frame, scratch):
@@ -98,6 +96,17 @@ def decode_into(
         if plain is not part:
             part[:] = plain
     return frame
+
+
+def decode_compiled(
+    codec: Codec, wire: Array, values: Array, scratch: Scratch, origin: Origin | None = None
+) -> bool:
+    """As `decode_into` by compiled code alone: whether it is done. If not, `decode_into` says why, or does it."""
+    _check_wire(wire)
+    if not (_is_plain(values) and values.flags.writeable):
+        return False
+    code = DTYPE_CODES[dtype_of(values).name]
+    return bool(compiled.decode(codec, code, wire, values, scratch, _numbers(origin)))
 
 
 def accumulate_into(
@@ -182,7 +191,7 @@ def _check_origin(frame: Frame, origin: Origin | None) -> None:
 
 
 def _check_wire(wire: Array) -> None:
-    if wire.dtype != np.uint8 or wire.ndim != 1 or not wire.flags.c_contiguous or wire.ctypes.data % 8:
+    if wire.dtype != np.uint8 or wire.ndim != 1 or not wire.flags.c_contiguous or address(wire) % 8:
         raise ValueError("a wire is a contiguous uint8 array that starts at a multiple of 8 bytes")
 
 

@@ -84,7 +84,6 @@ def _done(
     if calls is None or codec.code not in CODES or not fits:
         return 0
     call = Call(
-        codec.code, code, len(values), tile, *(origin or ANY), address(values), address(wire), len(wire),
-        address(scratch.tile), address(scratch.values),
+        codec.code, code, len(values), tile, *(origin or ANY), address(values), address(wire), len(wire), *scratch.at
     )  # fmt: skip
     return int(calls[name](ctypes.byref(call)))

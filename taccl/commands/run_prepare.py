@@ -67,7 +67,8 @@ def prepare(job: Job, options: dict[str, Any]) -> tuple[Loaded, Loaded | None, S
     settings = Settings(
         sizes_bytes=sizes, dtypes=coded.dtypes, ops=ops, modes=_modes(options, loaded),
         iterations=options["iters"], warmup=options["warmup"], checks=options["checks"], device=device,
-        transport=_transport(options["transport"], device, options["buffers"], options["pace"]), buffers=options["buffers"],
+        transport=_transport(options["transport"], device, options["buffers"], options["pace"]),
+        buffers=options["buffers"],
         accumulate=options["accumulate"], pace=options["pace"], turns=options["turns"], reference=options["reference"],
         calibrate=options["calibrate"], deadline_s=options["deadline"], codecs=coded.names,
         codec_links=coded.links, codec_at=options["codec_at"], recode=options["recode"],
@@ -204,8 +205,8 @@ def _transport(asked: str, device: str, buffers: str, pace: bool) -> str:
 
 
 def with_transport(job: Job, settings: Settings) -> tuple[Settings, Neighbours]:
-    """Resolve `auto`: on the host shared memory within nodes and TCP between them, on devices CUDA IPC, where ranks have
-    them."""
+    """Resolve `auto`: on the host shared memory within nodes and MPI between them, on devices CUDA IPC, where ranks
+    have them."""
     import dataclasses
 
     from taccl.runtime.host_transport import host_kind
@@ -215,12 +216,12 @@ def with_transport(job: Job, settings: Settings) -> tuple[Settings, Neighbours]:
     if settings.transport == "mpi":
         return settings, job.alone()
     if settings.transport == "tcp":
-        return settings, job.join_nodes(job.alone(), forced=True)
+        return settings, job.join_nodes(job.alone(), forced=True, everyone=True)
     found, asked = job.share_memory(), settings.transport
     if asked == "shm" or settings.buffers == "shared":
         job.together("the choice of the transport", lambda: check_near(job, settings, found, "shm"))
-    if asked == "shm+tcp" or (asked == "auto" and settings.pace):
-        found = job.join_nodes(found, forced=asked == "shm+tcp")
+    if asked == "shm+tcp":
+        found = job.join_nodes(found, forced=True)
     kind = host_kind(found) if asked == "auto" and settings.buffers == "private" else "shm"
     others = "mpi" if found.tcp is None else "tcp"
     return dataclasses.replace(settings, transport=kind, others=others), found

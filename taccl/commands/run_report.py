@@ -54,20 +54,23 @@ def transports_used(settings: Settings, neighbours: Neighbours) -> str:
     """The transports that the job uses."""
     ranks = len(neighbours.sharing)
     used = {name for rank in range(ranks) for name, _ in _ways(settings, neighbours, rank)}
-    order = (settings.transport, "staged-shm", settings.others)
+    order = (settings.transport, "staged-shm", "mpi", settings.others)
     return "+".join(name for name in dict.fromkeys(order) if name in used or name == settings.transport)
 
 
 def _ways(settings: Settings, neighbours: Neighbours, rank: int) -> list[tuple[str, list[int]]]:
     """By which transports a rank reaches which peers."""
     peers = [peer for peer in range(len(neighbours.sharing)) if peer != rank]
-    if settings.transport not in NEAR:
+    if settings.transport not in NEAR and neighbours.tcp is None:
         return [(settings.transport, peers)]
     staging = neighbours.staging[rank] if neighbours.staging else ()
     near = [peer for peer in peers if peer in neighbours.sharing[rank]]
     staged = [peer for peer in peers if peer in staging and peer not in near]
     rest = [peer for peer in peers if peer not in near and peer not in staged]
-    ways = ((settings.transport, near), ("staged-shm", staged), (settings.others, rest))
+    linked = [peer for peer in rest if neighbours.linked(rank, peer)]
+    unlinked = [peer for peer in rest if peer not in linked]
+    others = "mpi" if settings.others == "tcp" else settings.others
+    ways = ((settings.transport, near), ("staged-shm", staged), (others, unlinked), ("tcp", linked))
     return [(name, ranks) for name, ranks in ways if ranks]
 
 

@@ -1,0 +1,325 @@
+"""Messages over TCP connections of our own: whatever the order of things, the right data arrive once."""
+
+import random
+import socket
+import struct
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from taccl.errors import RunFailed
+from taccl.runtime import tcp_link, tcp_transport
+from taccl.runtime.tcp_link import HEAD, KINDS, LAST, OPEN, READY, SEGMENT
+from taccl.runtime.tcp_transport import Links, TcpTransport
+from taccl.runtime.transport import Plain, write_head
+from taccl.runtime.turns import Gate
+
+
+def connected():
+    """Both ends of a TCP connection."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        ends = [socket.create_connection(listener.getsockname()), listener.accept()[0]]
+    for end in ends:
+        end.setblocking(False)
+    return ends
+
+
+class Pair:
+    """Two ranks in one process."""
+
+    def __init__(self):
+        self.links = [Links({1 - rank: end}) for rank, end in enumerate(connected())]
+        self.ports = []
+
+    def transports(self, **options):
+        self.ports = [TcpTransport(links, rank, Plain(), **options) for rank, links in enumerate(self.links)]
+        return self.ports
+
+    def close(self):
+        for port in self.ports:
+            port.close()
+        for links in self.links:
+            links.close()
+
+
+@pytest.fixture
+def pair():
+    made = Pair()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def raw():
+    """A rank's links, and the other end of its only connection, to rank 1."""
+    mine, theirs = connected()
+    theirs.setblocking(True)
+    links = Links({1: mine})
+    yield links, theirs
+    links.close()
+    theirs.close()
+
+
+LENGTHS = st.sampled_from([0, 1, 16, 40, 63, 64, 65, 399, 400, 401, 3000, 70_000])
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(st.tuples(st.booleans(), LENGTHS, st.booleans()), min_size=1, max_size=8),
+    st.integers(1, 3),
+    st.integers(0, 2**32),
+)
+def test_any_messages_in_any_order_arrive_once_and_whole(monkeypatch, wanted, runs, seed):
+    """Ranks start their ends in any order, and one may be a run ahead of the other."""
+    monkeypatch.setattr(tcp_transport, "EAGER_BYTES", 64)
+    monkeypatch.setattr(tcp_transport, "usual", lambda library: tcp_transport.Pace(400, 2))
+    draw, both = random.Random(seed), Pair()
+    ports = both.transports()
+    ends = [[], []]  # of each rank (message, array, peer's array)
+    arrays = []
+    for tag, (from_one, length, sized) in enumerate(wanted):
+        length += 16 * sized
+        source, target = np.zeros(length, np.uint8), np.zeros(length, np.uint8)
+        arrays.append((source, target, sized))
+        sender = int(from_one)
+        ends[sender].append(ports[sender].send(source, 1 - sender, tag, sized))
+        ends[1 - sender].append(ports[1 - sender].recv(target, sender, tag, sized))
+    senders = [int(from_one) for from_one, *_ in wanted]
+
+    def fill(rank, run):
+        for tag, (source, _, sized) in enumerate(arrays):
+            if senders[tag] == rank:
+                source[:] = np.random.default_rng(1000 * run + tag).integers(0, 256, len(source), np.uint8)
+                if sized:
+                    write_head(source, draw.randint(16, len(source)))
+
+    sent = {}  # by run and tag what was sent, as it was when the send was started
+
+    def rank_runs(rank):
+        """One rank's part, a step at a time."""
+        port = ports[rank]
+        for run in range(runs):
+            fill(rank, run)
+            for tag, (source, _, sized) in enumerate(arrays):
+                if senders[tag] == rank:
+                    used = int(source[:8].view(np.int64)[0]) if sized else len(source)
+                    sent[run, tag] = source[:used].copy()
+            assert port.begin() == ""
+            left = list(range(len(arrays)))
+            draw.shuffle(left)
+            waiting = []
+            while left or waiting:
+                if left and draw.random() < 0.5:
+                    tag = left.pop()
+                    ends[rank][tag].start()
+                    waiting.append(tag)
+                tokens = [ends[rank][tag].token for tag in waiting]
+                for place in sorted(port.poll(tokens) or (), reverse=True):
+                    tag = waiting.pop(place)
+                    if senders[tag] != rank:
+                        got = arrays[tag][1]
+                        assert got[: len(sent[run, tag])].tobytes() == sent[run, tag].tobytes()
+                    else:
+                        arrays[tag][0][:] = 0xEE  # whoever waits for a send may write there
+                yield
+            assert port.news == 0
+            port.end()
+
+    try:
+        going = [rank_runs(0), rank_runs(1)]
+        for _ in range(200_000):
+            if not going:
+                break
+            one = draw.choice(going)
+            if next(one, "over") == "over":
+                going.remove(one)
+        assert not going
+    finally:
+        both.close()
+
+
+def test_the_first_of_the_program_goes_before_what_began_earlier(pair, monkeypatch):
+    monkeypatch.setattr(tcp_transport, "usual", lambda library: tcp_transport.Pace(1000, 2))
+    length = 30_000_000  # more than the kernel takes
+    mine, theirs = pair.transports()
+    arrays = [np.zeros(length, np.uint8) for _ in range(2)]
+    sends = [mine.send(array, 1, tag) for tag, array in enumerate(arrays)]
+    receives = [theirs.recv(np.ones(length, np.uint8), 0, tag) for tag in range(2)]
+    for port in (mine, theirs):
+        port.begin()
+    for receive in receives:
+        receive.start()
+    theirs.poll([])
+    order = []
+
+    def move():
+        mine.poll([])
+        order.extend(theirs.poll([receive.token for receive in receives]) or ())
+
+    sends[1].start()
+    for _ in range(20):
+        move()
+    assert not order
+    sends[0].start()
+    for _ in range(100_000):
+        move()
+        if len(order) == 2:
+            break
+    assert order == [0, 1]
+
+
+def test_a_message_waits_for_its_gate(pair):
+    """The second one of a rank goes when a half of the first has come."""
+    turns = {(0, 1, 1): (Gate(0, (0, 1, 0), 0.5),)}
+    mine, theirs = pair.transports(turns=turns)
+    arrays = [np.full(300_000, tag + 1, np.uint8) for tag in range(2)]
+    targets = [np.zeros(300_000, np.uint8) for _ in range(2)]
+    sends = [mine.send(array, 1, tag) for tag, array in enumerate(arrays)]
+    receives = [theirs.recv(array, 0, tag) for tag, array in enumerate(targets)]
+    for _ in range(2):
+        for port in (mine, theirs):
+            port.begin()
+        for receive in receives:
+            receive.start()
+        sends[1].start()
+        for _ in range(50):
+            theirs.poll([])
+            mine.poll([])
+        assert sends[1].held() and not targets[1].any()
+        sends[0].start()
+        done = set()
+        for _ in range(10_000):
+            mine.poll([])
+            done.update(theirs.poll([receive.token for receive in receives]) or ())
+            if len(done) == 2:
+                break
+        assert not sends[1].held() and targets[1].all() and targets[0].all()
+        mine.poll([send.token for send in sends])
+        targets[1][:] = 0
+        for port in (mine, theirs):
+            port.end()
+
+
+def receiving(links, length=1000, sized=False):
+    port = TcpTransport(links, 0, Plain())
+    array = np.zeros(length, np.uint8)
+    message = port.recv(array, 1, 3, sized)
+    port.begin()
+    return port, message, array
+
+
+def polled(port, message):
+    return any(port.poll([message.token]) for _ in range(2000))
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        HEAD.pack(4 * KINDS + LAST, 1, 10),  # no such message
+        HEAD.pack(3 * KINDS + LAST, 1, 1001),  # longer than its receive
+        HEAD.pack(3 * KINDS + SEGMENT, 1, 600) + bytes(600) + HEAD.pack(3 * KINDS + SEGMENT, 1, 401),
+        HEAD.pack(3 * KINDS + LAST, 1, 999) + bytes(999),  # shorter
+        HEAD.pack(3 * KINDS + LAST, 0, 1000),  # of a run that is over
+        HEAD.pack(3 * KINDS + LAST, 2**32 - 1, 1000),
+        HEAD.pack(3 * KINDS + READY, 1, 0),  # nothing is sent
+        HEAD.pack(0 * KINDS + OPEN, 1, 0),
+        HEAD.pack(3 * KINDS + LAST, 1, 1000) + bytes(1000) + HEAD.pack(3 * KINDS + LAST, 1, 1000),  # twice
+        b"\xff" * 64,
+    ],
+)
+def test_what_is_not_expected_ends_the_job(raw, sent):
+    links, theirs = raw
+    port, message, _ = receiving(links)
+    message.start()
+    theirs.sendall(sent)
+    with pytest.raises(RunFailed, match="rank 1"):
+        for _ in range(3):
+            polled(port, message)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.binary(max_size=200))
+def test_any_bytes_are_refused_or_waited_for(sent):
+    mine, theirs = connected()
+    links = Links({1: mine})
+    try:
+        port, message, array = receiving(links, 100)
+        message.start()
+        theirs.sendall(struct.pack("<II", 3 * KINDS + SEGMENT, 1) + sent)
+        try:
+            for _ in range(20):
+                port.poll([message.token])
+        except RunFailed as failure:
+            assert "rank 1" in str(failure)
+        assert len(array) == 100
+    finally:
+        links.close()
+        theirs.close()
+
+
+@pytest.mark.parametrize("used", [15, 16, 100, 1016])
+def test_a_damaged_length_of_frames_is_noticed(raw, used):
+    links, theirs = raw
+    port, message, _ = receiving(links, 1016, sized=True)
+    message.start()
+    body = np.zeros(1016, np.uint8)
+    write_head(body, max(used, 16))
+    theirs.sendall(HEAD.pack(3 * KINDS + LAST, 1, 100) + body[:100].tobytes())
+    if used == 100:
+        assert polled(port, message)
+    else:
+        with pytest.raises(RunFailed, match="a message from rank 1: the length of a message of frames"):
+            polled(port, message)
+
+
+def test_what_is_of_a_later_run_stays_in_the_connection(raw):
+    links, theirs = raw
+    port, message, array = receiving(links)
+    theirs.sendall(HEAD.pack(3 * KINDS + LAST, 1, 1000) + b"a" * 1000)
+    theirs.sendall(HEAD.pack(3 * KINDS + LAST, 2, 1000) + b"b" * 1000)
+    message.start()
+    assert polled(port, message) and array.tobytes() == b"a" * 1000
+    assert not polled(port, message)
+    port.end()
+    port.begin()
+    message.start()
+    assert polled(port, message) and array.tobytes() == b"b" * 1000
+
+
+def test_a_lost_connection_is_named_after_a_moment(raw, monkeypatch):
+    """The job may end meanwhile for a reason that says more."""
+    links, theirs = raw
+    port, message, _ = receiving(links)
+    message.start()
+    theirs.close()
+    for _ in range(10):
+        port.poll([message.token])
+    monkeypatch.setattr(tcp_transport, "LINGER_S", 0.0)
+    with pytest.raises(RunFailed, match="the connection to rank 1 is lost"):
+        for _ in range(10):
+            port.poll([message.token])
+
+
+def test_numbers_of_runs_begin_anew(pair):
+    for links in pair.links:
+        links.run = tcp_link.RUNS - 2
+    mine, theirs = pair.transports()
+    source, target = np.zeros(100_000, np.uint8), np.zeros(100_000, np.uint8)
+    send, receive = mine.send(source, 1, 0), theirs.recv(target, 0, 0)
+    for run in range(4):
+        source[:] = run + 1
+        mine.begin()
+        send.start()
+        for _ in range(3):
+            mine.poll([send.token])
+        theirs.begin()
+        receive.start()
+        for _ in range(10_000):
+            mine.poll([send.token])
+            if theirs.poll([receive.token]):
+                break
+        assert (target == run + 1).all()
+        mine.end()
+        theirs.end()
