@@ -358,7 +358,7 @@ class Job:
         waiting = self._waiting
         if (sleeper := bound.transport.sleeper) is not None:
             sleeper.watch(lambda: executor.left)
-            waiting = sleeper
+            waiting = self._moving(sleeper)  # a barrier before may have left something in the library
         elif executor.coding and not self._two_cores:
             waiting = self._moving(Pauses(lambda: executor.left))
         watchdog.doing(executor)

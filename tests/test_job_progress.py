@@ -42,14 +42,34 @@ class Waiting:
         return False
 
 
+class Sleeps:
+    """What a rank does that waits for connections, too."""
+
+    def watch(self, left):
+        self.watched = left
+
+    def forget(self):
+        self.watched = None
+
+    def __call__(self):
+        assert self.watched is not None
+
+
+@pytest.mark.parametrize("sleeper", [None, Sleeps()], ids=["polls", "sleeps"])
 @pytest.mark.parametrize("polls", [1, 10_000])
-def test_what_the_library_has_taken_goes_out_while_a_rank_waits_for_others(monkeypatch, polls):
-    """In the first polls, and after them, when the rank sleeps."""
+def test_what_the_library_has_taken_goes_out_while_a_rank_waits_for_others(monkeypatch, polls, sleeper):
+    """In the first polls, and after them, when the rank sleeps; also where connections wake it."""
     monkeypatch.setattr(job_module, "POLLS_BEFORE_SLEEP", polls)
     job, library = object.__new__(Job), Library()
     job.control, job.MPI = library, SimpleNamespace(ANY_SOURCE=-1, ANY_TAG=-1)
     job.watchdog = SimpleNamespace(doing=lambda what: None)
     job._two_cores, job._spins, job._waiting = False, 0, job._moving(lambda: None)
     executor, ends = Waiting(library), []
-    job.run(SimpleNamespace(start=lambda: None, finish=lambda: ends.append(executor.left), executor=executor))
+    job.run(
+        SimpleNamespace(
+            start=lambda: None, finish=lambda: ends.append(executor.left), executor=executor,
+            transport=SimpleNamespace(sleeper=sleeper),
+        )
+    )  # fmt: skip
     assert ends == [0]
+    assert executor.polls < 1000  # each may be a sleep
