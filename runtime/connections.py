@@ -17,15 +17,14 @@ import selectors
 import socket
 import struct
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from taccl.runtime import addresses
-from taccl.runtime.addresses import MOST, RECORD_BYTES, Place
+from taccl.runtime.addresses import in_order
 
 if TYPE_CHECKING:
     from taccl.runtime.job import Job
@@ -35,28 +34,17 @@ SECRET_BYTES = 32  # the caller shows the first half, who is called the second o
 HELLO = struct.Struct("<8s16sII")  # magic, half of the secret, who calls whom
 WELCOME = struct.Struct("<16sI")  # the other half, who it is
 RECORD = struct.Struct("<32sHB")  # what ranks tell each other: their secrets, ports, and whether they cannot
-CONNECT_S = 5.0  # for all connections; then messages take another way
+CONNECT_S = 5.0  # for all connections
 TRY_S = 2.0  # for one address
 MOST_PEERS = 512
 SPARE_FILES = 256  # that a process may want beside its connections
 WHY_BYTES = 512
-ADVICE = "open the nodes' firewalls to one another, name interfaces in TACCL_INTERFACES, or take --transport shm+mpi"
 UNSENT_BYTES = 128 << 10  # that wait in the kernel behind what is on its way
-# Networks that MPI libraries use without TCP; there is a folder of each where the driver is loaded.
-OTHER_NETWORKS = ("/sys/class/infiniband", "/sys/class/cxi")
-
-
-def other_network() -> str:
-    """A device of a network that is quicker without TCP, which the MPI library may use; "" where there is none."""
-    for folder in OTHER_NETWORKS:
-        with contextlib.suppress(OSError):
-            for device in sorted(os.listdir(folder)):
-                return f"{Path(folder).name} device {device}"
-    return ""
+ADVICE = "open the nodes' firewalls to one another, or name interfaces that they share in TACCL_INTERFACES"
 
 
 def connect(job: Job, peers: Callable[[int], Iterable[int]]) -> tuple[dict[int, socket.socket], str]:
-    """This rank's connections by peer, or none of any rank and why; collective.
+    """This rank's connections by peer, or none of any rank, and why; collective.
 
     peers: of a rank those that it is connected with; with b among those of a, a is among those of b. Raises UsageError
     on all ranks where the variable TACCL_INTERFACES names nothing.
@@ -65,13 +53,13 @@ def connect(job: Job, peers: Callable[[int], Iterable[int]]) -> tuple[dict[int, 
     wanted = sorted(peers(job.rank))
     why, listener = "", None
     if len(wanted) > MOST_PEERS:
-        why = f"rank {job.rank} has more than {MOST_PEERS} peers on other nodes"
+        why = f"rank {job.rank} has more than {MOST_PEERS} peers, the most that it connects with"
     elif wanted:
         try:
             _allow_files(len(wanted) + SPARE_FILES)
             listener = _listen()
         except OSError as error:
-            why = f"rank {job.rank} cannot listen for connections: {error.strerror}"
+            why = f"rank {job.rank} cannot listen for TCP connections: {error.strerror}"
     port = 0 if listener is None else listener.getsockname()[1]
     record = RECORD.pack(secrets.token_bytes(SECRET_BYTES), port, bool(why))
     told = np.concatenate([np.frombuffer(record, np.uint8), addresses.pack(mine)])
@@ -81,9 +69,9 @@ def connect(job: Job, peers: Callable[[int], Iterable[int]]) -> tuple[dict[int, 
     if listener is not None and not any(failed for _, _, failed in heads):
         meeting = _Meeting(job.rank, heads[0][0], listener)
         for peer in wanted:
-            theirs = addresses.unpack(everyone[peer][RECORD.size : RECORD.size + MOST * RECORD_BYTES])
+            theirs = addresses.unpack(everyone[peer][RECORD.size :])
             if peer > job.rank:
-                meeting.call(peer, [(str(p.address), heads[peer][1]) for p in _ordered(theirs, mine)])
+                meeting.call(peer, [(str(p.address), heads[peer][1]) for p in in_order(theirs, mine)])
             else:
                 meeting.expect(peer)
         with job.waiting("it waits for TCP connections to other nodes"):
@@ -97,10 +85,6 @@ def connect(job: Job, peers: Callable[[int], Iterable[int]]) -> tuple[dict[int, 
             connection.close()
         found.clear()
     return found, why
-
-
-def _ordered(theirs: Sequence[Place], mine: Sequence[Place]) -> list[Place]:
-    return addresses.in_order(theirs, mine)
 
 
 def _first(job: Job, why: str) -> str:
@@ -120,7 +104,7 @@ def _allow_files(files: int) -> None:
         most = files if hard == resource.RLIM_INFINITY else min(files, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
     if resource.getrlimit(resource.RLIMIT_NOFILE)[0] < files:
-        raise OSError(errno.EMFILE, f"{files} files may not be open at once")
+        raise OSError(errno.EMFILE, f"it may not open {files} files at once (ulimit -n)")
 
 
 def _listen() -> socket.socket:
@@ -204,13 +188,13 @@ class _Meeting:
                 key.fileobj.close()
         self._selector.close()
         for peer, call in self._calls.items():
-            self._failed.setdefault(peer, call.why if call.why else "it does not answer")
+            self._failed.setdefault(peer, call.why)
         for peer in self._expected:
             self._failed.setdefault(peer, "it has not called")
         if not self._failed:
             return ""
         peer = min(self._failed)
-        return f"rank {self.rank} has no TCP connection to rank {peer}: {self._failed[peer]}"
+        return f"rank {self.rank} has no TCP connection to rank {peer}: {self._failed[peer]}; {ADVICE}"
 
     def _next(self, call: _Call) -> None:
         """Try the next address."""

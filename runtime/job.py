@@ -57,7 +57,6 @@ class Neighbours:
     staging: tuple[tuple[int, ...], ...] = ()
     nccl: NcclRanks | None = None  # the communicator of all ranks, where messages go over NCCL
     tcp: Links | None = None  # of host memory, where messages between nodes go over connections of our own
-    no_tcp: str = ""  # why they do not; "" where nobody asked
 
     def apart(self, source: int, target: int) -> bool:
         """Whether messages from one rank to another go through no memory of a node."""
@@ -316,12 +315,10 @@ class Job:
             tuple(nodes.view(np.int64)[:, 0].tolist()), tuple((rank,) for rank in range(self.ranks)), ""
         )
 
-    def join_nodes(self, neighbours: Neighbours, forced: bool = False, everyone: bool = False) -> Neighbours:
-        """The same with TCP connections between the ranks of different nodes, or with the reason why there are none;
-        collective.
+    def join_nodes(self, neighbours: Neighbours, everyone: bool = False) -> Neighbours:
+        """The same with TCP connections between the ranks of different nodes; on one node as they are. Collective.
 
-        Without `forced` there are none where the MPI library may have a quicker network, or where not all can be made;
-        with it that raises EnvironmentProblem. everyone: between ranks of one node, too.
+        everyone: between ranks of one node, too. Raises EnvironmentProblem where one of them cannot be made.
         """
         from taccl.runtime import connections, sleep, tcp_transport
 
@@ -329,15 +326,12 @@ class Job:
             here = neighbours.nodes[rank]
             return [r for r, node in enumerate(neighbours.nodes) if r != rank and (everyone or node != here)]
 
+        if not any(map(peers, range(self.ranks))):
+            return neighbours
         if self._links is None or self._links.everyone != everyone:
-            there = 0 if forced else len(connections.other_network())
-            if self.gather_bytes(np.array([bool(there)], np.uint8), "the look at networks").any():
-                return replace(neighbours, no_tcp="a node has a network that MPI may use without TCP")
             made, why = connections.connect(self, peers)
-            if why and forced:
-                self.fail_alike(EnvironmentProblem(f"{why}; {connections.ADVICE}"))
-            if why or not self.reduce(np.array([len(made)]), "max")[0]:
-                return replace(neighbours, no_tcp=why or "all ranks are on one node")
+            if why:
+                self.fail_alike(EnvironmentProblem(why))
             if self._links is not None:
                 self._links.close()
             self._links = tcp_transport.Links(made, everyone)

@@ -27,15 +27,13 @@ from taccl.runtime.gates import Progress
 from taccl.runtime.transport import HEAD_BYTES, used_bytes
 
 HEAD = struct.Struct("<IIQ")
-SEGMENT, LAST, READY, OPEN = range(
-    4
-)  # LAST: the segment that ends a message. OPEN: a gate of a message opens
 KINDS = 4
+# LAST is the segment that ends a message, OPEN says that a gate of a message opens.
+SEGMENT, LAST, READY, OPEN = range(KINDS)
 MOST_TAGS = 2**30
 RUNS = 2**32  # numbers of runs, which then begin anew
 READS = 16  # of a connection at a time
 WAKE_BYTES = 32 << 10  # of a segment that is under way, which wake a rank that waits for more
-LINGER_S = 2.0  # after a connection is lost, in which the job may end for a better known reason
 
 
 class Outgoing:
@@ -158,11 +156,15 @@ NONE = Messages({}, {}, {}, 1, lambda: None, lambda message: None)
 
 
 class Link:
-    """This rank's end of a connection. poller: an epoll, which learns what the link waits for."""
+    """This rank's end of a connection. poller: an epoll, which learns what the link waits for. lost: is called once
+    with the reason when the connection is lost."""
 
-    def __init__(self, peer: int, connection: socket.socket, poller: select.epoll) -> None:
+    def __init__(
+        self, peer: int, connection: socket.socket, poller: select.epoll, lost: Callable[[str], object]
+    ) -> None:
         self.peer = peer
-        self.lost = ""  # why it is
+        self.lost = False
+        self._tell_lost = lost
         self.at = connection.fileno()
         self._connection, self._poller = connection, poller
         self._run = 0
@@ -258,7 +260,7 @@ class Link:
 
     def read(self) -> None:
         """Take what has come. Raises RunFailed for what does not belong here."""
-        if self._early or self.lost:  # lost: told already
+        if self._early or self.lost:
             return
         for _ in range(READS):
             head = self._head[self._head_bytes :]
@@ -343,8 +345,9 @@ class Link:
         return RunFailed(f"rank {self.peer} sends what is not expected here ({what})")
 
     def _lose(self, why: str | None) -> None:
-        self.lost = f"the connection to rank {self.peer} is lost: {why}"
+        self.lost = True
         self._poller.unregister(self.at)
+        self._tell_lost(f"the connection to rank {self.peer} is lost: {why}")
 
     def close(self) -> None:
         """No run is under way."""

@@ -4,9 +4,9 @@ An MPI library over TCP has its data moved by the ranks themselves, whenever one
 each other poll, and where they share cores they take these from those that have something to do. Here the kernel has
 the data of a send, and a rank that waits sleeps until something comes (`runtime/sleep.py`).
 
-Messages keep the order of the program: to each peer goes a segment of the first message that has begun and whose
-receiver is ready. Little waits in the kernel, and where the link is known (`runtime/pace.py`) no more is on its way
-than it carries. Of turns (`runtime/turns.py`) the receiver of the earlier message tells the sender of the later one.
+Messages keep the order of the program: to each peer goes a segment (`runtime/pace.py`) of the first message that has
+begun and whose receiver is ready. Little waits in the kernel; how much is on its way is left to TCP. Of turns
+(`runtime/turns.py`) the receiver of the earlier message tells the sender of the later one.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import functools
 import select
 import socket
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,6 @@ from taccl.runtime.pace import Pace, usual
 from taccl.runtime.sleep import Sleeper
 from taccl.runtime.streams import Lane
 from taccl.runtime.tcp_link import (
-    LINGER_S,
     MOST_TAGS,
     NONE,
     OPEN,
@@ -42,7 +41,7 @@ from taccl.runtime.transport import Message, Plain, Transport, take_done
 from taccl.runtime.turns import Gate, Key
 
 EAGER_BYTES = 16 << 10  # messages up to here do not wait until their receive is ready
-FREE_WINDOW_BYTES = 1 << 30  # where nothing is known of a link, the kernel finds out how much it carries
+LINGER_S = 2.0  # after a connection is lost, in which the job may end for a better known reason
 
 
 class Links:
@@ -51,14 +50,18 @@ class Links:
     def __init__(self, connections: Mapping[int, socket.socket], everyone: bool = False) -> None:
         self.everyone = everyone
         self.poller = select.epoll()
-        self._connections = dict(connections)
-        self.links = {peer: Link(peer, made, self.poller) for peer, made in connections.items()}
+        self._lost = ""  # which connection is, and why
+        self._lost_s = 0.0
+        self.links = {peer: Link(peer, made, self.poller, self._lose) for peer, made in connections.items()}
         self._at = {link.at: link for link in self.links.values()}
         self._talking: list[Link] = []  # have words that were not handed to the kernel
         self.sleeper: Sleeper | None = None
         self.run = 0
         self.owner: object = None  # whose messages are under way
-        self._lost_s = 0.0
+
+    def _lose(self, why: str) -> None:
+        if not self._lost:
+            self._lost, self._lost_s = why, time.monotonic()
 
     def begin(self, owner: object, messages: Mapping[int, Messages]) -> None:
         """A run begins, with messages by peer."""
@@ -88,10 +91,8 @@ class Links:
                 link.read()
             if what & select.EPOLLOUT:
                 link.write()
-            if link.lost and not self._lost_s:
-                self._lost_s = time.monotonic()
-        if self._lost_s and time.monotonic() - self._lost_s > LINGER_S:
-            raise RunFailed(next(link.lost for link in self.links.values() if link.lost))
+        if self._lost and time.monotonic() - self._lost_s > LINGER_S:
+            raise RunFailed(self._lost)
 
     def part(self) -> None:
         """A run ends. What is said at its end must leave before the rank computes."""
@@ -107,10 +108,6 @@ class Links:
             for link in self.links.values():
                 link.begin(self.run, NONE)
 
-    def limit(self, peer: int, nbytes: int) -> None:
-        """How much a peer may have on its way here."""
-        self._connections[peer].setsockopt(socket.IPPROTO_TCP, socket.TCP_WINDOW_CLAMP, nbytes)
-
     def close(self) -> None:
         """No run is under way."""
         for link in self.links.values():
@@ -123,8 +120,8 @@ class Links:
 class TcpTransport(Plain):
     """The messages of one program over the connections of a rank; `others` to peers that it has none to.
 
-    turns: the gates of messages between nodes, the same on all ranks. paces: by source and destination, the same on all
-    ranks, where it is not the usual one; None: nothing is known of links. Sends are made in the order of the plan.
+    turns: the gates of messages between nodes, the same on all ranks. paces: by source and destination, whose segments
+    are taken; the same on all ranks, where it is not the usual one. Sends are made in the order of the plan.
     """
 
     name = "tcp"
@@ -138,7 +135,7 @@ class TcpTransport(Plain):
         turns: Mapping[Key, Sequence[Gate]] | None = None,
         paces: Mapping[tuple[int, int], Pace] | None = None,
     ) -> None:
-        self._links, self._rank, self._others, self._paces = links, rank, others, paces
+        self._links, self._rank, self._others, self._paces = links, rank, others, paces or {}
         self.sleeper = links.sleeper
         self.news = 0  # messages that are finished, which nobody has asked for
         self._begun = False
@@ -150,15 +147,17 @@ class TcpTransport(Plain):
         # Messages with gates have numbers of their own on each rank.
         self._numbers: dict[Key, int] = {}
         counts: Counter[int] = Counter()
-        for later in sorted(self._turns):
+        # Of a message to this rank: the part that must have come, and the message that waits for it.
+        self._told: defaultdict[Key, list[tuple[float, Key]]] = defaultdict(list)
+        for later, gates in sorted(self._turns.items()):
             self._numbers[later] = counts[later[0]]
             counts[later[0]] += 1
+            for gate in gates:
+                if gate.message[1] == rank:
+                    self._told[gate.message].append((gate.part, later))
         self._gated: dict[int, Outgoing] = {}
         self._peer_of: dict[Outgoing, int] = {}  # of those
         self._progress: list[Progress] = []
-
-    def _pace(self, source: int, target: int) -> Pace:
-        return (self._paces or {}).get((source, target), usual("TCP"))
 
     def send(self, array: Any, peer: int, tag: int, sized: bool = False, lane: Lane | None = None) -> Message:
         if peer not in self._links.links:
@@ -192,7 +191,7 @@ class TcpTransport(Plain):
         )
 
     def _elsewhere(self, message: Message) -> Message:
-        """One whose transport has to be called now and then, which a rank that sleeps does not do."""
+        """One whose transport moves it only when it is called, which a rank that sleeps seldom does."""
         self.sleeper = None
         return message
 
@@ -226,13 +225,9 @@ class TcpTransport(Plain):
 
     def _tells(self, key: Key) -> Progress | None:
         """Whom this rank tells how far a message has come to it."""
-        words: list[tuple[float, Callable[[], object]]] = []
-        for later, gates in sorted(self._turns.items()):
-            for gate in gates:
-                if gate.message == key:
-                    words.append((gate.part, functools.partial(self._tell, later)))
-        if not words:
+        if key not in self._told:
             return None
+        words = [(part, functools.partial(self._tell, later)) for part, later in self._told[key]]
         self._progress.append(Progress(words))
         return self._progress[-1]
 
@@ -255,8 +250,10 @@ class TcpTransport(Plain):
         return found
 
     def begin(self) -> str:
-        if self._begun or (closed := self._others.begin()):
-            return "" if self._begun else closed
+        if self._begun:
+            return ""
+        if closed := self._others.begin():
+            return closed
         if not self._messages:
             self._connected()
         self._begun = True
@@ -269,9 +266,10 @@ class TcpTransport(Plain):
     def _connected(self) -> None:
         """Lay out what the links have to know, when all messages are registered."""
         for peer in self._links.links:
+            pace = self._paces.get((self._rank, peer), usual("TCP"))
             self._messages[peer] = Messages(
-                self._sends.get(peer, {}), self._receives.get(peer, {}), self._gated,
-                self._pace(self._rank, peer).segment_bytes, self._finished, self._open,
+                self._sends.get(peer, {}), self._receives.get(peer, {}), self._gated, pace.segment_bytes,
+                self._finished, self._open,
             )  # fmt: skip
 
     def end(self) -> None:

@@ -106,7 +106,7 @@ def one(job, coder, program, elements, codec, how, damage=False):
 
 with Job(20.0) as job:
     coders = CodecPort(), CodecThread()
-    LINKS = job.join_nodes(job.share_memory(), forced=True, everyone=True).tcp
+    LINKS = job.join_nodes(job.share_memory(), everyone=True).tcp
     if sys.argv[1] == "damage":
         one(job, coders[0], programs.chain_broadcast(3, 1), 5000, CODECS[sys.argv[2]], "mpi", damage=True)
     wrong = cases = values = wire = 0

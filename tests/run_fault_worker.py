@@ -130,7 +130,7 @@ def main(how: str, way: str) -> None:
             node = job.share_memory().sharing[job.rank]
             transport = SharedMemoryTransport(job.memory, job.rank, node, compiled.messages, transport)
         if way == "tcp":
-            links = job.join_nodes(job.alone(), forced=True, everyone=True).tcp
+            links = job.join_nodes(job.alone(), everyone=True).tcp
             transport = TcpTransport(links, job.rank, transport)
         shape = Layout(size, 1, job.ranks)
         bound = Bound(compiled, job.rank, shape, buffers, DTYPES["int32"], None, transport, np, memory)

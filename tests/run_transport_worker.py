@@ -110,7 +110,7 @@ with Job(20.0) as job:
         # "tcp-between": ranks 0 and 1 have no connection to each other
         between = sys.argv[1] == "tcp-between"
         apart = dataclasses.replace(NEIGHBOURS, nodes=NODES)
-        LINKS = job.join_nodes(apart, forced=True, everyone=not between).tcp
+        LINKS = job.join_nodes(apart, everyone=not between).tcp
         far = [peer for peer in range(job.ranks) if NODES[peer] != NODES[job.rank]]
         others = [peer for peer in range(job.ranks) if peer != job.rank]
         assert sorted(LINKS.links) == (far if between else others)

@@ -1,4 +1,4 @@
-"""A program over two emulated nodes: shared memory within each, MPI between them."""
+"""A program over two emulated nodes: shared memory within each, MPI or TCP connections of our own between them."""
 
 import json
 import subprocess
@@ -30,15 +30,31 @@ def on_two_nodes(ranks_per_node, rate, *line):
     return done
 
 
-def test_nodes_share_memory_inside_and_messages_between(tmp_path):
+@pytest.mark.parametrize(("asked", "others"), [("auto", "mpi"), ("shm+tcp", "tcp")])
+def test_nodes_share_memory_inside_and_messages_between(tmp_path, asked, others):
     path, out = tmp_path / "ring.xml", tmp_path / "out.json"
     path.write_text(write_xml(programs.ring_allreduce(4, 2)))
     sizes = ("-b", "2K", "-e", "512K", "-f", "16", "-n", "2", "-w", "1", "--no-reference")
     model = ("--topology", "fat-tree:2x2", "--calibrate")
-    line = ("run", str(path), *sizes, "--buffers", "shared", "-v", "--json", str(out), *model)
+    line = (
+        "run",
+        str(path),
+        *sizes,
+        "--transport",
+        asked,
+        "--buffers",
+        "shared",
+        "-v",
+        "--json",
+        str(out),
+        *model,
+    )
     done = on_two_nodes(2, "1gbit", *line)
     document = json.loads(out.read_text())
-    assert document["transport"] == "shm+mpi" and document["out_of_bounds"] == {"count": 0, "okay": True}
+    assert document["transport"] == f"shm+{others}" and document["out_of_bounds"] == {
+        "count": 0,
+        "okay": True,
+    }
     for row in document["results"]:  # a ring: half of its messages cross between the nodes
         classes = {part["name"]: part for part in row["calibration"]["classes"]}
         assert {name: part["messages"] for name, part in classes.items()} == {"leaf": 12, "spine": 12}
@@ -49,7 +65,7 @@ def test_nodes_share_memory_inside_and_messages_between(tmp_path):
     assert "leaf0.up" in done.stdout
     said = sorted(line for line in (done.stdout + done.stderr).splitlines() if line.startswith("taccl: rank"))
     assert said == [
-        f"taccl: rank {rank}: shared host buffers, transport shm to rank {rank ^ 1}, mpi to the others"
+        f"taccl: rank {rank}: shared host buffers, transport shm to rank {rank ^ 1}, {others} to the others"
         for rank in range(4)
     ]
 
@@ -89,13 +105,14 @@ links:
 """
 
 
-def test_a_run_says_which_sizes_take_turns(tmp_path):
+@pytest.mark.parametrize("asked", ["auto", "shm+tcp"])
+def test_a_run_says_which_sizes_take_turns(tmp_path, asked):
     """Of the four messages that share an uplink all but the first wait, in both programs; short ones do not."""
     path, out, profile = tmp_path / "alltoall.xml", tmp_path / "out.json", tmp_path / "slow.yaml"
     path.write_text(write_xml(programs.ALL["alltoall"](4, 1)))
     profile.write_text(SLOW_UPLINKS)
     sizes = ("-b", "16K", "-e", "1M", "-f", "64", "-n", "1", "-w", "0", "--out-of-place")
-    more = ("-v", "--profile", str(profile), "--against", str(path), "--json", str(out))
+    more = ("-v", "--transport", asked, "--profile", str(profile), "--against", str(path), "--json", str(out))
     done = on_two_nodes(2, "1gbit", "run", str(path), *sizes, *more)
     short, long = (row["out_of_place"] for row in json.loads(out.read_text())["results"])
     assert (short["messages_with_turns"], long["messages_with_turns"]) == (0, 6)
@@ -105,3 +122,31 @@ def test_a_run_says_which_sizes_take_turns(tmp_path):
         f"taccl: 16384 bytes, out of place: no turns: {short['no_turns']}",
         "taccl: 1048576 bytes, out of place: 6 messages wait for their turns",
     ]
+
+
+def test_nodes_that_cannot_reach_each_other_by_tcp_say_so(tmp_path):
+    """Each knows its own loopback only, at which the other one's ranks do not answer."""
+    path = tmp_path / "ring.xml"
+    path.write_text(write_xml(programs.ring_allgather(2, 1)))
+    words = ("-m", "tests.cluster", "run", "--nodes=2", "--ranks=1", "--rate=1gbit", "--timeout=60", "--")
+    line = (
+        "env",
+        "TACCL_INTERFACES=lo",
+        sys.executable,
+        "-m",
+        "taccl",
+        "run",
+        str(path),
+        "--transport",
+        "shm+tcp",
+    )
+    done = subprocess.run(
+        [sys.executable, *words, *line, "-b", "1K", "-e", "1K"],
+        cwd=ROOT, text=True, capture_output=True, timeout=100,
+    )  # fmt: skip
+    if done.returncode == 77:
+        pytest.skip(done.stderr.strip())
+    assert done.returncode == 6, done.stderr
+    said = [line for line in done.stderr.splitlines() if line.startswith("taccl:")]
+    assert len(said) == 1 and "rank 0 has no TCP connection to rank 1: " in said[0]
+    assert "TACCL_INTERFACES" in said[0]

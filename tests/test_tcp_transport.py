@@ -302,6 +302,20 @@ def test_a_lost_connection_is_named_after_a_moment(raw, monkeypatch):
             port.poll([message.token])
 
 
+def test_a_connection_that_is_lost_while_something_is_sent_is_named(raw, monkeypatch):
+    monkeypatch.setattr(tcp_transport, "LINGER_S", 0.0)
+    links, theirs = raw
+    port = TcpTransport(links, 0, Plain())
+    message = port.send(np.zeros(1000, np.uint8), 1, 0)
+    theirs.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # what is sent is refused
+    port.begin()
+    theirs.close()
+    message.start()
+    with pytest.raises(RunFailed, match="the connection to rank 1 is lost"):
+        for _ in range(10):
+            port.poll([])
+
+
 def test_numbers_of_runs_begin_anew(pair):
     for links in pair.links:
         links.run = tcp_link.RUNS - 2

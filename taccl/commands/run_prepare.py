@@ -216,12 +216,12 @@ def with_transport(job: Job, settings: Settings) -> tuple[Settings, Neighbours]:
     if settings.transport == "mpi":
         return settings, job.alone()
     if settings.transport == "tcp":
-        return settings, job.join_nodes(job.alone(), forced=True, everyone=True)
+        return settings, job.join_nodes(job.alone(), everyone=True)
     found, asked = job.share_memory(), settings.transport
     if asked == "shm" or settings.buffers == "shared":
         job.together("the choice of the transport", lambda: check_near(job, settings, found, "shm"))
     if asked == "shm+tcp":
-        found = job.join_nodes(found, forced=True)
+        found = job.join_nodes(found)
     kind = host_kind(found) if asked == "auto" and settings.buffers == "private" else "shm"
     others = "mpi" if found.tcp is None else "tcp"
     return dataclasses.replace(settings, transport=kind, others=others), found
