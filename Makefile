@@ -16,6 +16,10 @@ demo: $(READY)
 	taccl demo -o demo-out
 
 # What watches the clock (shaped links, ranks that die) runs alone; the rest two at a time, a file never split.
+# They start about a thousand processes. Two things are the most of what a start costs, and neither is under test: to
+# compile taccl where the environment forbids to keep bytecode, and OpenBLAS, whose idle thread spins on a core.
+test: export PYTHONDONTWRITEBYTECODE :=
+test: export OPENBLAS_NUM_THREADS := 1
 test: $(READY)
 	pytest -m alone
 	pytest -n 2 --dist loadfile -m "not alone"
