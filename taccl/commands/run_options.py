@@ -50,7 +50,7 @@ _OPTIONS = (
         "--pace/--no-pace",
         default=True,
         show_default=True,
-        help="Between nodes keep the program's order of messages, and send them in confirmed segments.",
+        help="Over MPI between nodes keep the program's order of messages, and send them in confirmed segments.",
     ),
     click.option(
         "--turns/--no-turns",
