@@ -65,7 +65,7 @@ class BoundCollective:
             loaded.topology is None,
         )  # fmt: skip
         job.agree_on(fingerprint(loaded.program, facts), "program or arrays")
-        neighbours = job.share_memory() if reach is None else reach[1]
+        neighbours = job.reach_nodes(job.share_memory()) if reach is None else reach[1]
         coding = None
         if codec is not None:
             nodes, near = (neighbours.nodes, neighbours.near) if links == "nodes" else (None, None)

@@ -79,7 +79,7 @@ def connect(job: Job, peers: Callable[[int], Iterable[int]]) -> tuple[dict[int, 
         found = meeting.made
     if listener is not None:
         listener.close()
-    why = _first(job, why)
+    why = first(job, why)
     if why:
         for connection in found.values():
             connection.close()
@@ -87,12 +87,12 @@ def connect(job: Job, peers: Callable[[int], Iterable[int]]) -> tuple[dict[int, 
     return found, why
 
 
-def _first(job: Job, why: str) -> str:
-    """What the first rank says that has something to say; on every rank."""
+def first(job: Job, why: str) -> str:
+    """What the first rank says that has something to say; on every rank, collective."""
     text = np.zeros(WHY_BYTES, np.uint8)
     said = why.encode(errors="backslashreplace")[:WHY_BYTES]
     text[: len(said)] = np.frombuffer(said, np.uint8)
-    rows = job.gather_bytes(text, "the making of connections")
+    rows = job.gather_bytes(text, "the choice of connections")
     lines = (row.tobytes().rstrip(b"\0").decode(errors="replace") for row in rows)
     return next((line for line in lines if line), "")
 

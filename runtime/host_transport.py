@@ -1,4 +1,4 @@
-"""The transport of host memory: shared memory within a node where there is some, MPI between nodes, paced there."""
+"""The transport of host memory: shared memory within a node where there is some, TCP or paced MPI between nodes."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ def host_transport(
     between: Transport = over_mpi
     if neighbours.tcp is not None and kind != "mpi":
         gates = {} if taken is None else taken.gates
-        known = None if topology is None else paces(topology, "TCP", longer=not gates)
-        _agree_on(job, known or {})
+        known = {} if topology is None else paces(topology, "TCP", longer=not gates)
+        _agree_on(job, known)
         between = TcpTransport(neighbours.tcp, job.rank, over_mpi, gates, known)
     elif pace and len(set(neighbours.nodes)) > 1:
         gates = {} if taken is None else taken.gates

@@ -57,6 +57,7 @@ class Neighbours:
     staging: tuple[tuple[int, ...], ...] = ()
     nccl: NcclRanks | None = None  # the communicator of all ranks, where messages go over NCCL
     tcp: Links | None = None  # of host memory, where messages between nodes go over connections of our own
+    no_tcp: str = ""  # why they do not, though nobody has chosen another way
 
     def apart(self, source: int, target: int) -> bool:
         """Whether messages from one rank to another go through no memory of a node."""
@@ -106,6 +107,7 @@ class Job:
             self._fail(error)
         self.memory = shared.SharedMemory()
         self._links: Links | None = None
+        self._no_links: str | None = None  # why there are none, when that is known
         ranks, cores = self.board.node_ranks, self.board.node_cores
         self._spins = SPINS if ranks <= cores else 0
         self._waiting = self._moving(os.sched_yield)
@@ -320,6 +322,30 @@ class Job:
 
         everyone: between ranks of one node, too. Raises EnvironmentProblem where one of them cannot be made.
         """
+        found = self._joined(neighbours, everyone)
+        if found.no_tcp:
+            self.fail_alike(EnvironmentProblem(found.no_tcp))
+        return found
+
+    def reach_nodes(self, neighbours: Neighbours) -> Neighbours:
+        """The same with TCP connections between the ranks of different nodes, where no node has a network that an MPI
+        library uses better and all connections can be made, or with the reason why not. Collective."""
+        from taccl.runtime import connections, networks
+
+        if len(set(neighbours.nodes)) == 1:
+            return neighbours
+        if self._no_links is None:
+            devices = networks.direct()
+            mine = f"the node of rank {self.rank} has {devices}, which is left to MPI" if devices else ""
+            self._no_links = connections.first(self, mine)
+        if self._no_links:
+            return replace(neighbours, no_tcp=self._no_links)
+        found = self._joined(neighbours, False)
+        self._no_links = found.no_tcp
+        return found
+
+    def _joined(self, neighbours: Neighbours, everyone: bool) -> Neighbours:
+        """With connections, or with the reason why one of them could not be made."""
         from taccl.runtime import connections, sleep, tcp_transport
 
         def peers(rank: int) -> list[int]:
@@ -331,7 +357,7 @@ class Job:
         if self._links is None or self._links.everyone != everyone:
             made, why = connections.connect(self, peers)
             if why:
-                self.fail_alike(EnvironmentProblem(why))
+                return replace(neighbours, no_tcp=why)
             if self._links is not None:
                 self._links.close()
             self._links = tcp_transport.Links(made, everyone)

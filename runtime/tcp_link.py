@@ -11,12 +11,15 @@ so nobody has to keep what comes early.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import heapq
 import select
 import socket
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +27,7 @@ import numpy as np
 from taccl.errors import RunFailed
 from taccl.runtime.codecs.codec import FrameError
 from taccl.runtime.gates import Progress
+from taccl.runtime.pace import Pace
 from taccl.runtime.transport import HEAD_BYTES, used_bytes
 
 HEAD = struct.Struct("<IIQ")
@@ -34,6 +38,8 @@ MOST_TAGS = 2**30
 RUNS = 2**32  # numbers of runs, which then begin anew
 READS = 16  # of a connection at a time
 WAKE_BYTES = 32 << 10  # of a segment that is under way, which wake a rank that waits for more
+USUAL_WMEM_MAX = 212992  # Linux's own
+_SO_BUF_LOCK = 72  # since Linux 5.13; 0: the kernel finds the right length again
 
 
 class Outgoing:
@@ -147,12 +153,21 @@ class Messages:
     sends: Mapping[int, Outgoing]
     receives: Mapping[int, Incoming]
     gated: Mapping[int, Outgoing]
-    segment_bytes: int
+    pace: Pace
     finished: Callable[[], object]  # one of them is
     opened: Callable[[Outgoing], object]  # a gate has opened
 
 
-NONE = Messages({}, {}, {}, 1, lambda: None, lambda message: None)
+NONE = Messages({}, {}, {}, Pace(1, 1), lambda: None, lambda message: None)
+
+
+@functools.cache
+def _wmem_max() -> int:
+    """Bytes that a process may ask for as its part of a connection's memory."""
+    try:
+        return int(Path("/proc/sys/net/core/wmem_max").read_text())
+    except (OSError, ValueError):  # some kernels show it to no network namespace but the first
+        return USUAL_WMEM_MAX
 
 
 class Link:
@@ -181,6 +196,7 @@ class Link:
         self._room: memoryview | None = None
         self._segment: tuple[Incoming, int, bool] | None = None
         self._least = 1
+        self._kept_bytes = 0  # no limit yet
         self._early = False  # the head is of a run that has not begun here
         poller.register(self.at, 0)
         self._want(select.EPOLLIN, True)
@@ -194,10 +210,27 @@ class Link:
     def begin(self, run: int, messages: Messages) -> None:
         """A run begins."""
         self._run, self._messages = run, messages
+        if messages is not NONE:
+            self._keep(messages.pace.segments * messages.pace.segment_bytes)
         if self._early:
             self._early = False
             self._want(select.EPOLLIN, True)
             self._look_at_head()
+
+    def _keep(self, nbytes: int) -> None:
+        """Let the kernel keep no more than so many bytes until they have arrived, its own records among them.
+
+        Where no process may ask for as many, it finds out itself what is right.
+        """
+        if nbytes == self._kept_bytes:
+            return
+        self._kept_bytes = nbytes
+        allowed = _wmem_max()
+        with contextlib.suppress(OSError):  # the connection is lost, or the kernel has not all options
+            # It takes twice what it is asked for.
+            self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, min(nbytes // 2, allowed))
+            if nbytes // 2 > allowed:
+                self._connection.setsockopt(socket.SOL_SOCKET, _SO_BUF_LOCK, 0)
 
     def send(self, message: Outgoing) -> None:
         """Something may go."""
@@ -238,7 +271,7 @@ class Link:
             self._words.clear()
         if self._work:
             message = self._work[0][1]
-            part = message.segment(self._messages.segment_bytes)
+            part = message.segment(self._messages.pace.segment_bytes)
             if not message.left:
                 heapq.heappop(self._work)
             kind = SEGMENT if message.left else LAST

@@ -5,8 +5,9 @@ each other poll, and where they share cores they take these from those that have
 the data of a send, and a rank that waits sleeps until something comes (`runtime/sleep.py`).
 
 Messages keep the order of the program: to each peer goes a segment (`runtime/pace.py`) of the first message that has
-begun and whose receiver is ready. Little waits in the kernel; how much is on its way is left to TCP. Of turns
-(`runtime/turns.py`) the receiver of the earlier message tells the sender of the later one.
+begun and whose receiver is ready. The kernel keeps no more for a peer than its pace has on its way: what would wait
+there is out of order, and where flows meet in a slow port their queue loses frames. Of turns (`runtime/turns.py`) the
+receiver of the earlier message tells the sender of the later one.
 """
 
 from __future__ import annotations
@@ -120,8 +121,8 @@ class Links:
 class TcpTransport(Plain):
     """The messages of one program over the connections of a rank; `others` to peers that it has none to.
 
-    turns: the gates of messages between nodes, the same on all ranks. paces: by source and destination, whose segments
-    are taken; the same on all ranks, where it is not the usual one. Sends are made in the order of the plan.
+    turns: the gates of messages between nodes, the same on all ranks. paces: by source and destination, the same on all
+    ranks, where it is not the usual one. Sends are made in the order of the plan.
     """
 
     name = "tcp"
@@ -268,8 +269,8 @@ class TcpTransport(Plain):
         for peer in self._links.links:
             pace = self._paces.get((self._rank, peer), usual("TCP"))
             self._messages[peer] = Messages(
-                self._sends.get(peer, {}), self._receives.get(peer, {}), self._gated, pace.segment_bytes,
-                self._finished, self._open,
+                self._sends.get(peer, {}), self._receives.get(peer, {}), self._gated, pace, self._finished,
+                self._open,
             )  # fmt: skip
 
     def end(self) -> None:

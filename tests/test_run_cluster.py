@@ -30,7 +30,7 @@ def on_two_nodes(ranks_per_node, rate, *line):
     return done
 
 
-@pytest.mark.parametrize(("asked", "others"), [("auto", "mpi"), ("shm+tcp", "tcp")])
+@pytest.mark.parametrize(("asked", "others"), [("auto", "tcp"), ("shm+mpi", "mpi")])
 def test_nodes_share_memory_inside_and_messages_between(tmp_path, asked, others):
     path, out = tmp_path / "ring.xml", tmp_path / "out.json"
     path.write_text(write_xml(programs.ring_allreduce(4, 2)))
@@ -105,7 +105,7 @@ links:
 """
 
 
-@pytest.mark.parametrize("asked", ["auto", "shm+tcp"])
+@pytest.mark.parametrize("asked", ["auto", "shm+mpi"])
 def test_a_run_says_which_sizes_take_turns(tmp_path, asked):
     """Of the four messages that share an uplink all but the first wait, in both programs; short ones do not."""
     path, out, profile = tmp_path / "alltoall.xml", tmp_path / "out.json", tmp_path / "slow.yaml"
@@ -124,29 +124,47 @@ def test_a_run_says_which_sizes_take_turns(tmp_path, asked):
     ]
 
 
-def test_nodes_that_cannot_reach_each_other_by_tcp_say_so(tmp_path):
-    """Each knows its own loopback only, at which the other one's ranks do not answer."""
+APART = ("env", "TACCL_INTERFACES=lo", sys.executable, "-m", "taccl")
+WITH_A_CARD = (
+    "from taccl.runtime import networks\nfrom taccl.runtime.mpi import launcher\n"
+    "if launcher().rank == 1:\n    networks.direct = lambda: 'mlx5_0 (RDMA)'\n"
+    "from taccl.cli import main; main()\n"
+)
+
+
+def on_two_single_ranks(tmp_path, taccl, *more):
+    """A run of one rank on each of two nodes; taccl: the words that start it."""
     path = tmp_path / "ring.xml"
     path.write_text(write_xml(programs.ring_allgather(2, 1)))
     words = ("-m", "tests.cluster", "run", "--nodes=2", "--ranks=1", "--rate=1gbit", "--timeout=60", "--")
-    line = (
-        "env",
-        "TACCL_INTERFACES=lo",
-        sys.executable,
-        "-m",
-        "taccl",
-        "run",
-        str(path),
-        "--transport",
-        "shm+tcp",
-    )
     done = subprocess.run(
-        [sys.executable, *words, *line, "-b", "1K", "-e", "1K"],
+        [sys.executable, *words, *taccl, "run", str(path), "-b", "1K", "-e", "1K", *more],
         cwd=ROOT, text=True, capture_output=True, timeout=100,
     )  # fmt: skip
     if done.returncode == 77:
         pytest.skip(done.stderr.strip())
+    return done
+
+
+def test_nodes_that_cannot_reach_each_other_by_tcp_say_so(tmp_path):
+    """Each knows its own loopback only, at which the other one's ranks do not answer."""
+    done = on_two_single_ranks(tmp_path, APART, "--transport", "shm+tcp")
     assert done.returncode == 6, done.stderr
     said = [line for line in done.stderr.splitlines() if line.startswith("taccl:")]
     assert len(said) == 1 and "rank 0 has no TCP connection to rank 1: " in said[0]
     assert "TACCL_INTERFACES" in said[0]
+
+
+@pytest.mark.parametrize(
+    ("taccl", "why"),
+    [
+        (APART, "rank 0 has no TCP connection to rank 1: "),
+        ((sys.executable, "-c", WITH_A_CARD), "the node of rank 1 has mlx5_0 (RDMA), which is left to MPI"),
+    ],
+)
+def test_where_tcp_is_not_to_be_taken_messages_go_over_mpi(tmp_path, taccl, why):
+    done = on_two_single_ranks(tmp_path, taccl, "-v")
+    assert done.returncode == 0, done.stderr
+    said = [line for line in (done.stdout + done.stderr).splitlines() if line.startswith("taccl:")]
+    assert len(said) == 2
+    assert all(f"transport mpi to every peer (no tcp: {why}" in line for line in said)

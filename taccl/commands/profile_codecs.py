@@ -136,7 +136,7 @@ def measure(job: Job, asked: Request, quick: bool) -> list[CodecFit]:
     from taccl.profiles.measure.codec_fit import CodecTimes, fit_codec
     from taccl.runtime.codec_trial import trial
 
-    neighbours = job.share_memory()
+    neighbours = job.reach_nodes(job.share_memory())
     nodes = len(set(neighbours.nodes))
     source = f"{asked.origin}, {job.ranks} ranks on {nodes} node{'s' if nodes > 1 else ''}"
     effort = QUICK if quick else FULL

@@ -205,8 +205,8 @@ def _transport(asked: str, device: str, buffers: str, pace: bool) -> str:
 
 
 def with_transport(job: Job, settings: Settings) -> tuple[Settings, Neighbours]:
-    """Resolve `auto`: on the host shared memory within nodes and MPI between them, on devices CUDA IPC, where ranks
-    have them."""
+    """Resolve `auto`: on the host shared memory within nodes, and between them TCP connections or MPI; on devices CUDA
+    IPC, where ranks have them."""
     import dataclasses
 
     from taccl.runtime.host_transport import host_kind
@@ -222,6 +222,8 @@ def with_transport(job: Job, settings: Settings) -> tuple[Settings, Neighbours]:
         job.together("the choice of the transport", lambda: check_near(job, settings, found, "shm"))
     if asked == "shm+tcp":
         found = job.join_nodes(found)
+    elif asked == "auto" and settings.pace:
+        found = job.reach_nodes(found)
     kind = host_kind(found) if asked == "auto" and settings.buffers == "private" else "shm"
     others = "mpi" if found.tcp is None else "tcp"
     return dataclasses.replace(settings, transport=kind, others=others), found

@@ -84,6 +84,8 @@ def _how(job: Job, settings: Settings, neighbours: Neighbours) -> str:
 
     ways = _ways(settings, neighbours, job.rank) or [(settings.transport, [])]
     why = f" ({neighbours.why_not})" if neighbours.why_not else ""
+    if neighbours.no_tcp:
+        why += f" (no tcp: {neighbours.no_tcp})"
     if ways[0][0] == "shm" and settings.buffers == "private" and neighbours.no_reading:
         why += f" (the kernel does not copy long messages: {neighbours.no_reading})"
     if settings.device == "host" and native.why_not():
