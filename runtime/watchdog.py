@@ -87,7 +87,11 @@ class Watchdog:
             # A rank that waits for the stopped one has more to say, and says it before.
             if (stopped := self._board.stopped(now, self.deadline_s + FIRST_S)) is not None:
                 self._end(f"{stopped}; the job is ended")
-            if self._doing is not None and now - max(since, self._board.last_progress()) > self.deadline_s:
+            late_s = now - max(since, self._board.last_progress()) - self.deadline_s
+            # Of several nodes the one speaks first that knows who does not answer, and the job ends before the others.
+            if self._doing is not None and (
+                late_s > FIRST_S or (late_s > 0 and (self._board.everyone or self._board.silent(now)))
+            ):
                 self._end(self._report(now))
 
     def _end(self, report: str) -> None:
@@ -134,6 +138,7 @@ class Board:
         self.key = bytes(key)  # the node's ranks have it alike
         self.node = min(self._ranks)  # the node's first rank names it
         self.node_ranks = node.Get_size()
+        self.everyone = self.node_ranks == comm.Get_size()
         self.node_slot = self._slot
         # That some rank of the node may use: launchers bind each to some of them.
         own = sum(1 << core for core in os.sched_getaffinity(0) if core < 8 * CORES_BYTES)

@@ -168,3 +168,29 @@ def test_where_tcp_is_not_to_be_taken_messages_go_over_mpi(tmp_path, taccl, why)
     said = [line for line in (done.stdout + done.stderr).splitlines() if line.startswith("taccl:")]
     assert len(said) == 2
     assert all(f"transport mpi to every peer (no tcp: {why}" in line for line in said)
+
+
+STOPS = (
+    "import os, signal, threading\nfrom taccl.runtime.mpi import launcher\n"
+    "if launcher().rank == 2:\n"
+    "    threading.Timer(4, os.kill, (os.getpid(), signal.SIGSTOP)).start()\n"
+    "from taccl.cli import main; main()\n"
+)
+
+
+def test_a_rank_that_is_stopped_is_named_once(tmp_path):
+    """By its node, though the ranks of the other one have waited as long."""
+    path = tmp_path / "ring.xml"
+    path.write_text(write_xml(programs.ring_allgather(4, 1)))
+    words = ("-m", "tests.cluster", "run", "--nodes=2", "--ranks=2", "--rate=1gbit", "--timeout=60", "--")
+    line = ("-c", STOPS, "run", str(path), "-b", "1K", "-e", "1K", "-n", "500000", "--deadline=2")
+    done = subprocess.run(
+        [sys.executable, *words, sys.executable, *line], cwd=ROOT, text=True, capture_output=True, timeout=100
+    )
+    if done.returncode == 77:
+        pytest.skip(done.stderr.strip())
+    assert done.returncode == 86, done.stderr
+    said = [line for line in done.stderr.splitlines() if line.startswith("taccl:")]
+    assert len(said) == 1
+    assert said[0].startswith("taccl: rank 3 made no progress for 2 s: ")
+    assert "rank 2 has shown no sign of life for" in said[0]

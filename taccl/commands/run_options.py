@@ -50,7 +50,8 @@ _OPTIONS = (
         "--pace/--no-pace",
         default=True,
         show_default=True,
-        help="Over MPI between nodes keep the program's order of messages, and send them in confirmed segments.",
+        help="Between nodes keep the program's order of messages, and little of them on its way; --no-pace leaves "
+        "them to MPI.",
     ),
     click.option(
         "--turns/--no-turns",
