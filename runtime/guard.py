@@ -36,6 +36,7 @@ TICK_S = 0.1  # between two looks at the other ranks
 START_TICK_S = 0.02  # while MPI starts, at the memory that the rank has mapped: what is made in between stays
 FORKED_S = 2.0  # by then a launcher has started all ranks of a host
 FOR_EVER = math.inf
+ABORT_S = 5.0  # that a rank may take to end the job through MPI, which can hang
 END_S = 1.0  # from the word to the launcher that the job is ended to the end of its ranks
 INTERRUPT_S = 0.3  # after it has ended another rank, Ctrl-C comes here
 REAPED_S = 0.5  # from the end of what a process has open to its own, with all its threads
@@ -165,7 +166,7 @@ class Guard:
         begin, patience_s = time.monotonic(), max(deadline_s, LEAST_S)
         # One after another, so that the first one's message is the only one: it ends the job.
         end = begin + patience_s + 0.5 * min(self._place.rank, 20)
-        me, starting, leaving, agreed = f"rank {self._place.rank}", True, False, False
+        me, starting, leaving, agreed, aborting = f"rank {self._place.rank}", True, False, False, False
         said, code, segments = "", mpi.JOB_FAILED, set[str]()
         siblings, word, look_at = Siblings(self._place, launcher), b"", begin
         while not said:
@@ -177,7 +178,9 @@ class Guard:
                     if starting
                     else f"{me} made no progress for {deadline_s:g} s: {self._last_note()[1]}"
                 )
-                if (stopped := siblings.stopped(0.0)) is not None:
+                if aborting:
+                    said = f"{me} could not end the job through MPI"
+                elif (stopped := siblings.stopped(0.0)) is not None:
                     said += f"; rank {stopped} has been stopped"
                 break
             wait_s = None if end == FOR_EVER else min(left_s, START_TICK_S if starting else TICK_S)
@@ -211,7 +214,7 @@ class Guard:
                 starting, leaving = False, word == bytes([LEAVES])
                 end = time.monotonic() + deadline_s
             elif word == bytes([ABORTS]):
-                code = os.read(reader, 1)[0]
+                code, end, aborting = os.read(reader, 1)[0], time.monotonic() + ABORT_S, True
             elif word == bytes([FAILED]):
                 code = os.read(reader, 1)[0]
                 break

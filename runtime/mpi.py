@@ -173,11 +173,12 @@ def abort(MPI: Any, code: int) -> None:
 
     MPI_Abort may itself hang when the library is wedged, so the process exits on its own after two seconds.
     """
-    sys.stdout.flush()
-    sys.stderr.flush()
     last_resort = threading.Timer(2.0, os._exit, (code,))
     last_resort.daemon = True
     last_resort.start()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):  # its reader has gone, maybe the reason
+            stream.flush()
     MPI.COMM_WORLD.Abort(code)
     os._exit(code)
 

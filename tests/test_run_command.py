@@ -396,6 +396,21 @@ def test_reader_that_goes_away_ends_the_job_quietly(saved):
     assert ended.code not in (0, 86) and "Traceback" not in ended.err and messages(ended) == []
 
 
+@pytest.mark.mpi
+@mpi
+def test_a_rank_that_hangs_in_mpi_abort_ends_all_the_same():
+    code = (
+        "import time\nfrom taccl import Job\nfrom taccl.runtime import mpi\n"
+        "mpi.abort = lambda MPI, code: time.sleep(1000)\n"
+        "with Job(40) as job:\n"
+        "    if job.rank == 0:\n"
+        "        raise BrokenPipeError\n"
+        "    job.barrier()\n"
+    )
+    ended = launch(2, "-c", code)
+    assert ended.code == 141 and messages(ended) == [] and ended.seconds < 20
+
+
 @pytest.mark.parametrize(
     ("text", "value"),
     [
