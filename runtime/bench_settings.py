@@ -22,7 +22,7 @@ class Settings:
     warmup: int
     checks: int  # runs whose result is compared; 0: no check
     device: str  # "host" | "cuda"
-    transport: str  # "shm" | "mpi" | "cuda-ipc" | "staged-shm" | "nccl" | "mpi-cuda" | "staged-mpi"
+    transport: str  # "shm" | "tcp" | "mpi" | "cuda-ipc" | "staged-shm" | "nccl" | "mpi-cuda" | "staged-mpi"
     buffers: str  # "private" | "shared": whether the collective's buffers lie in memory that other ranks read
     pace: bool  # between nodes, of messages in host memory
     turns: bool  # of paced ones, where a model of the cluster says whose they are

@@ -79,7 +79,7 @@ def connect(job: Job, peers: Callable[[int], Iterable[int]]) -> tuple[dict[int, 
         found = meeting.made
     if listener is not None:
         listener.close()
-    why = first(job, why)
+    why = first_reason(job, why)
     if why:
         for connection in found.values():
             connection.close()
@@ -87,7 +87,7 @@ def connect(job: Job, peers: Callable[[int], Iterable[int]]) -> tuple[dict[int, 
     return found, why
 
 
-def first(job: Job, why: str) -> str:
+def first_reason(job: Job, why: str) -> str:
     """What the first rank says that has something to say; on every rank, collective."""
     text = np.zeros(WHY_BYTES, np.uint8)
     said = why.encode(errors="backslashreplace")[:WHY_BYTES]

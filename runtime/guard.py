@@ -123,8 +123,7 @@ class Guard:
         """End the job, whose MPI has not started; does not return."""
         self._awake()
         self._tell(bytes([FAILED, code]))
-        sys.stdout.flush()
-        sys.stderr.flush()
+        mpi.flush()
         os._exit(code)
 
     def aborts(self, code: int) -> None:

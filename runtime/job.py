@@ -337,7 +337,7 @@ class Job:
         if self._no_links is None:
             devices = networks.direct()
             mine = f"the node of rank {self.rank} has {devices}, which is left to MPI" if devices else ""
-            self._no_links = connections.first(self, mine)
+            self._no_links = connections.first_reason(self, mine)
         if self._no_links:
             return replace(neighbours, no_tcp=self._no_links)
         found = self._joined(neighbours, False)

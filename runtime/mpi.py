@@ -176,11 +176,16 @@ def abort(MPI: Any, code: int) -> None:
     last_resort = threading.Timer(2.0, os._exit, (code,))
     last_resort.daemon = True
     last_resort.start()
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError):  # its reader has gone, maybe the reason
-            stream.flush()
+    flush()
     MPI.COMM_WORLD.Abort(code)
     os._exit(code)
+
+
+def flush() -> None:
+    """Hand on what was printed, where somebody still takes it: who does not may be why the job ends."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):
+            stream.flush()
 
 
 def install_excepthook(MPI: Any) -> None:

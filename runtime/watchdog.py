@@ -19,6 +19,7 @@ from taccl.runtime.guard import KEY_BYTES, Guard, process_state
 
 TCP_AFTER_S = 0.5  # of a wait, before TCP is asked for bytes, and between two such looks
 FIRST_S = 0.5
+NODE_S, MOST_NODES = 0.1, 10  # between two nodes that know nothing of who does not answer
 LEAST_BYTES = 4096  # over TCP from one look that counts to the next
 SLOW = "if something is only slow, give a longer --deadline"
 CORES_BYTES = 1024  # of a mask of cores
@@ -88,11 +89,17 @@ class Watchdog:
             if (stopped := self._board.stopped(now, self.deadline_s + FIRST_S)) is not None:
                 self._end(f"{stopped}; the job is ended")
             late_s = now - max(since, self._board.last_progress()) - self.deadline_s
-            # Of several nodes the one speaks first that knows who does not answer, and the job ends before the others.
-            if self._doing is not None and (
-                late_s > FIRST_S or (late_s > 0 and (self._board.everyone or self._board.silent(now)))
-            ):
+            if self._doing is not None and late_s > self._leaves_first_s(now):
                 self._end(self._report(now))
+
+    def _leaves_first_s(self, now: float) -> float:
+        """How long this rank leaves the end of the job to others, which then are the only ones to speak.
+
+        Of several nodes the first is the one that knows who does not answer; where none does, they go one by one.
+        """
+        if self._board.one_node or self._board.silent(now):
+            return 0.0
+        return FIRST_S + NODE_S * min(self._board.node, MOST_NODES)
 
     def _end(self, report: str) -> None:
         if self._guard.speaks():
@@ -138,7 +145,7 @@ class Board:
         self.key = bytes(key)  # the node's ranks have it alike
         self.node = min(self._ranks)  # the node's first rank names it
         self.node_ranks = node.Get_size()
-        self.everyone = self.node_ranks == comm.Get_size()
+        self.one_node = self.node_ranks == comm.Get_size()
         self.node_slot = self._slot
         # That some rank of the node may use: launchers bind each to some of them.
         own = sum(1 << core for core in os.sched_getaffinity(0) if core < 8 * CORES_BYTES)

@@ -30,7 +30,7 @@ def on_two_nodes(ranks_per_node, rate, *line):
     return done
 
 
-@pytest.mark.parametrize(("asked", "others"), [("auto", "tcp"), ("shm+mpi", "mpi")])
+@pytest.mark.parametrize(("asked", "others"), [("auto", "tcp"), ("shm+tcp", "tcp"), ("shm+mpi", "mpi")])
 def test_nodes_share_memory_inside_and_messages_between(tmp_path, asked, others):
     path, out = tmp_path / "ring.xml", tmp_path / "out.json"
     path.write_text(write_xml(programs.ring_allreduce(4, 2)))

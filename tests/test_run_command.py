@@ -384,7 +384,8 @@ def test_a_node_that_cannot_share_memory_goes_through_mpi(saved, damage, own, th
 
 @pytest.mark.mpi
 @mpi
-def test_reader_that_goes_away_ends_the_job_quietly(saved):
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_reader_that_goes_away_ends_the_job_quietly(saved, unbuffered):
     code = (
         "import os, sys\n"
         "if os.environ.get('PMI_RANK', os.environ.get('OMPI_COMM_WORLD_RANK')) == '0':\n"
@@ -392,7 +393,7 @@ def test_reader_that_goes_away_ends_the_job_quietly(saved):
         f"sys.argv = ['taccl', 'run', {saved(programs.ring_allgather(2))!r}, '-e', '4K']\n"
         "from taccl.cli import main; main()\n"
     )
-    ended = launch(2, "-c", code)
+    ended = launch(2, "-c", code, PYTHONUNBUFFERED=unbuffered)
     assert ended.code not in (0, 86) and "Traceback" not in ended.err and messages(ended) == []
 
 
