@@ -48,9 +48,9 @@ class LoweringResult:
     """A program, and how its simulated time compares with the schedule's."""
 
     program: Program
-    schedule: (
-        Algorithm  # the messages at the times that the program gives them; if exact, the algorithm's own
-    )
+    # The messages at the times that the program gives them; if exact, the algorithm's own. Where a program's sums are
+    # made in an order that no schedule has, what it was made from.
+    schedule: Algorithm
     simulated_time_fs: int
     slower_fs: int  # 0 when the program takes no longer than the schedule
 
@@ -82,14 +82,14 @@ def lower_exact(
     for reuse, spread in product((True, False), spreads):
         for again in (False, True):
             schedule = best.schedule if again and best is not None else shape
-            if again and check_algorithm(schedule, topology):
-                continue  # reductions took turns as threadblocks came to them: no schedule has these times
+            if again and schedule is shape:
+                continue
             try:
                 per_link = instances * spread
                 for found in _variants(schedule, topology, protocol, per_link, reuse, rounds > SELECTIVE):
                     rounds -= 1
                     if best is None or found.simulated_time_fs < best.simulated_time_fs:
-                        best = found
+                        best = _right(found, schedule, topology)
                     if best.simulated_time_fs <= algorithm.time_fs:
                         return best
                     if rounds <= 0:
@@ -135,6 +135,15 @@ def _check_peers(shape: Algorithm) -> None:
                 f"rank {rank} {way} {len(others)} others, each takes a threadblock, and the smallest GPUs hold "
                 f"{MAX_THREADBLOCKS} at once"
             )
+
+
+def _right(found: LoweringResult, source: Algorithm, topology: Topology) -> LoweringResult:
+    """What was found, with its source as the schedule where the program's own times are those of none: a send may leave
+    its buffer later than a sum is made in another, and a sum be made when its threadblock comes to it."""
+    right = found.schedule is source or not (
+        source.collective.combining and check_algorithm(found.schedule, topology)
+    )
+    return found if right else replace(found, schedule=source)
 
 
 def _slower(best: LoweringResult, algorithm: Algorithm) -> LoweringResult:

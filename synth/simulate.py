@@ -6,7 +6,8 @@ link and all ports of the link are free, and holds each from its start. Among me
 resource the one that was ready first goes first (ties: lower threadblock id, step number, rank). The
 threadblock moves on when the link is released, the message arrives alpha + count * chunk after its start. A
 receive completes when the message has arrived and its threadblock stands there with its dependency complete;
-that frees the FIFO slot. Reductions take `Costs.reduce` on their rank's one engine. Copies cost nothing.
+that frees the FIFO slot. Reductions take `Costs.reduce` on their rank's one engine: of those that wait for it the one
+whose message arrived first goes first (ties: started first, lower link). Copies cost nothing.
 One loop over nchunksperloop chunks is priced; docs/programs.md lists the assumptions.
 """
 
@@ -149,6 +150,9 @@ _ARRIVING, _STANDING, _RECEIVED, _QUEUED = range(4)
 
 # A ready message: (since, threadblock, step number, rank, index of the step, resource it waited for or -1)
 _Ready = tuple[int, int, int, int, int, int]
+# What waits for its rank's engine: (its message's arrival, start and link, step number, threadblock, index of the
+# step, since). Of `re`, which has no message, the arrival is when its threadblock came to it.
+_Reduction = tuple[int, int, int, int, int, int, int]
 
 
 class _Run:
@@ -174,7 +178,7 @@ class _Run:
         self.ready: list[_Ready] = []
         self.blocked: defaultdict[int, list[_Ready]] = defaultdict(list)  # heaps
         self.freed: list[int] = []  # resources freed at this instant
-        self.reductions: defaultdict[int, list[tuple[int, int, int, int]]] = defaultdict(list)
+        self.reductions: defaultdict[int, list[_Reduction]] = defaultdict(list)  # per rank: heaps
         self.engine_free_at: defaultdict[int, int] = defaultdict(int)
         self.engine_holder: dict[int, int] = {}
         self.activities: list[Activity] = []
@@ -278,7 +282,11 @@ class _Run:
                     self.waiting["message", graph.source[step]].append(block)
                     return
                 if kind in REDUCING and self.price.reduce(count):
-                    heapq.heappush(self.reductions[rank], (self.now, number, threadblock, step))
+                    came = (self.now, self.now, -1)
+                    if kind in RECEIVES:
+                        message = self.activities[self.message_of[graph.source[step]]]
+                        came = (message.end_fs, message.start_fs, message.link)
+                    heapq.heappush(self.reductions[rank], (*came, number, threadblock, step, self.now))
                     self.cause[step] = (activity, reason)
                     self.phase[block] = _QUEUED
                     return
@@ -297,7 +305,7 @@ class _Run:
             self.complete(step, activity)
 
     def start_reduction(self, rank: int) -> None:
-        since, number, threadblock, step = heapq.heappop(self.reductions[rank])
+        *_, number, threadblock, step, since = heapq.heappop(self.reductions[rank])
         count = self.graph.steps[step].count
         end = self.now + self.price.reduce(count)
         after, reason = self.cause.pop(step)

@@ -320,7 +320,6 @@ def _settled(
     The schedule is the messages as the program sends them, where these are lowered to a program that is no slower;
     otherwise what the program was made from.
     """
-    from taccl.synth.check_algorithm import check_algorithm
     from taccl.synth.lower import lower_exact
 
     source = algorithm
@@ -328,10 +327,6 @@ def _settled(
         sent = lowered.schedule
         if sent is source:
             return sent, lowered
-        if check_algorithm(sent, topology):
-            # A send may leave its buffer later than a sum is made in another; no schedule with one place for each chunk
-            # and rank has these times.
-            return source, lowered
         if order.instances != 1:
             return sent, lowered  # it has their cut, which a file of its source would not have
         try:

@@ -2,6 +2,7 @@
 
 import json
 import random
+from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
 
@@ -183,6 +184,30 @@ def test_reductions_of_a_rank_run_one_after_another():
     local = make("reduce", 1, [(1, 0, [(-1, -1, 0, [("re", "s0", "i0"), ("re", "s1", "i0")])])], inplace=True,
                  scratch=2)  # fmt: skip
     assert time_us(local, topology(1, reduce_alpha=2, reduce_beta=5), MB) == 14
+
+
+def test_reductions_take_turns_as_their_messages_arrived():
+    at_once = make("reduce", 2, [
+        (2, 0, [(-1, 1, 0, [("rrc", "i0", "i0")]), (-1, 2, 0, [("rrc", "i1", "i1")])]),
+        (2, 0, [(0, -1, 0, [("s", "i0", "i0")])]),
+        (2, 0, [(0, -1, 0, [("s", "i1", "i1")])]),
+    ], inplace=True)  # fmt: skip
+    for pairs, order in (([(1, 0), (2, 0)], [0, 1]), ([(2, 0), (1, 0)], [1, 0])):
+        found = simulate(at_once, topology(3, pairs, reduce_alpha=2), 2 * MB)
+        assert [
+            a.threadblock for a in found.activities if a.kind == "reduce"
+        ] == order  # the lower link first
+    # The second message of rank 1 arrives at 21 and stands behind the first until 23; that of rank 2 arrives at 22.
+    behind = make("reduce", 4, [
+        (4, 0, [(-1, 1, 0, [("rrc", "i0", "i0"), ("rrc", "i1", "i1")]), (-1, 2, 0, [("rrc", "i2", "i2", 2)])]),
+        (4, 0, [(0, -1, 0, [("s", "i0", "i0"), ("s", "i1", "i1")])]),
+        (4, 0, [(0, -1, 0, [("s", "i2", "i2", 2)])]),
+    ], inplace=True)  # fmt: skip
+    cluster = topology(3, [(1, 0), (2, 0)], occupancy=0, reduce_alpha=12)
+    later = replace(cluster.links[1], alpha_us=Fraction(2))
+    found = simulate(behind, replace(cluster, links=(cluster.links[0], later)), 4 * MB)
+    sums = [(a.threadblock, a.step, a.start_fs // FS_PER_US) for a in found.activities if a.kind == "reduce"]
+    assert sums == [(0, 0, 11), (0, 1, 23), (1, 0, 35)]
 
 
 def test_ring_times():

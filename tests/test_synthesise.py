@@ -42,8 +42,10 @@ def proved(algorithm: Algorithm, topology: Topology) -> None:
     assert check_algorithm(algorithm, topology) == []
     lowered = lower_exact(algorithm, topology)
     assert is_correct(verify(lowered.program, collective=algorithm.collective, strict=True))
-    assert lowered.schedule.time_fs == lowered.simulated_time_fs
     assert check_algorithm(lowered.schedule, topology) == []
+    # Where reducing takes time, sums may be made in an order that no schedule has (tests/test_lower_random.py).
+    if not topology.reduce_alpha_us:
+        assert lowered.schedule.time_fs == lowered.simulated_time_fs
     assert us(algorithm.time_fs) >= algorithm.certificate.lower_bound_us
 
 
