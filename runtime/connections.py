@@ -1,8 +1,9 @@
 """TCP connections between ranks of different nodes: one for each pair, made once for a job.
 
 Every rank listens on a port of its own and tells all others, over MPI, at which addresses. Of a pair the lower rank
-calls, and tries the other one's addresses until somebody there knows the job's secret, which only its ranks have; so a
-stranger at the port, or another host that has an address of a peer in its own private network, is no peer.
+calls, at one of the other one's addresses after the other, until somebody there knows the job's secret, which only its
+ranks have; so a stranger at the port, or another host that has an address of a peer in its own private network, is no
+peer. The secret itself is never sent: each side has the other one sign a number that it has drawn.
 """
 
 from __future__ import annotations
@@ -29,13 +30,15 @@ from taccl.runtime.addresses import in_order
 if TYPE_CHECKING:
     from taccl.runtime.job import Job
 
-MAGIC = b"taccl\0\0\1"
-SECRET_BYTES = 32  # the caller shows the first half, who is called the second one
-HELLO = struct.Struct("<8s16sII")  # magic, half of the secret, who calls whom
-WELCOME = struct.Struct("<16sI")  # the other half, who it is
+MAGIC = b"taccl\0\0\2"
+SECRET_BYTES = 32
+HELLO = struct.Struct("<8s16sII")  # magic, the caller's number, who calls whom
+WELCOME = struct.Struct(
+    "<16s32s"
+)  # the number of who is called, and its signature; the caller answers with its own
 RECORD = struct.Struct("<32sHB")  # what ranks tell each other: their secrets, ports, and whether they cannot
 CONNECT_S = 5.0  # for all connections
-TRY_S = 2.0  # for one address
+STAGGER_S = 0.25  # after which the next address of a peer is tried, too
 MOST_PEERS = 512
 SPARE_FILES = 256  # that a process may want beside its connections
 WHY_BYTES = 512
@@ -98,10 +101,10 @@ def first_reason(job: Job, why: str) -> str:
 
 
 def _allow_files(files: int) -> None:
-    """Raise the process's own limit as far as that is needed and allowed."""
+    """Raise the process's own limit as far as that is needed and allowed, with room for what the MPI library opens."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < files:
-        most = files if hard == resource.RLIM_INFINITY else min(files, hard)
+    if soft != resource.RLIM_INFINITY and soft < 4 * files:
+        most = 4 * files if hard == resource.RLIM_INFINITY else min(4 * files, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
     if resource.getrlimit(resource.RLIMIT_NOFILE)[0] < files:
         raise OSError(errno.EMFILE, f"it may not open {files} files at once (ulimit -n)")
@@ -117,30 +120,44 @@ def _listen() -> socket.socket:
 
 
 def _settle(connection: socket.socket) -> None:
-    """As messages want it: at once, and with little that waits in the kernel, where it has lost its turn."""
+    """As messages want it: at once, with little that waits in the kernel, where it has lost its turn, and kept open by
+    whoever stands between while nothing passes."""
     connection.setblocking(False)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
 
 
-@dataclass
+@dataclass(eq=False)
 class _Call:
-    """A connection that we make. left: addresses that were not tried."""
+    """A peer that we call. left: addresses that were not tried. next_s: when the next one is."""
 
     peer: int
     left: list[tuple[str, int]]
-    connection: socket.socket | None = None
-    until_s: float = 0.0
-    got: bytes = b""
+    tries: list[_Try] = field(default_factory=list)
+    next_s: float = 0.0
     why: str = "it has no address"
 
 
-@dataclass
+@dataclass(eq=False)
+class _Try:
+    """A connection that we make, to one of its addresses."""
+
+    call: _Call
+    host: str
+    connection: socket.socket
+    number: bytes
+    got: bytes = b""
+
+
+@dataclass(eq=False)
 class _Guest:
-    """A connection that somebody else makes."""
+    """A connection that somebody else makes. proof: what it must answer, once it has said who it is."""
 
     connection: socket.socket
     got: bytes = b""
+    who: int = -1
+    proof: bytes = b""
 
 
 @dataclass
@@ -169,90 +186,97 @@ class _Meeting:
         until_s = time.monotonic() + patience_s
         self.listener.setblocking(False)
         self._selector.register(self.listener, selectors.EVENT_READ, None)
-        for call in list(self._calls.values()):
-            self._next(call)
         while (self._calls or self._expected) and (now := time.monotonic()) < until_s and not self._failed:
-            for key, _ in self._selector.select(min(0.1, until_s - now)):
+            for call in list(self._calls.values()):
+                self._try(call)
+            for key, _ in self._selector.select(min(STAGGER_S / 4, until_s - now)):
                 if key.data is None:
                     self._accept()
                 elif isinstance(key.data, _Guest):
                     self._hear(key.data)
                 else:
                     self._go_on(key.data)
-            for call in [c for c in self._calls.values() if c.connection and time.monotonic() > c.until_s]:
-                call.why = "it does not answer"
-                self._next(call)
+        if not self._failed:
+            for peer, call in self._calls.items():
+                silent = ", ".join(one.host for one in call.tries)
+                self._failed[peer] = f"nobody answers at {silent}" if silent else call.why
+            self._failed.update(dict.fromkeys(self._expected, "it has not called"))
         for key in list(self._selector.get_map().values()):
             if key.data is not None:
                 assert isinstance(key.fileobj, socket.socket)
                 key.fileobj.close()
         self._selector.close()
-        for peer, call in self._calls.items():
-            self._failed.setdefault(peer, call.why)
-        for peer in self._expected:
-            self._failed.setdefault(peer, "it has not called")
         if not self._failed:
             return ""
         peer = min(self._failed)
         return f"rank {self.rank} has no TCP connection to rank {peer}: {self._failed[peer]}; {ADVICE}"
 
-    def _next(self, call: _Call) -> None:
-        """Try the next address."""
-        self._drop(call)
-        while call.left:
-            host, port = call.left.pop(0)
-            connection = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-            connection.setblocking(False)
-            code = connection.connect_ex((host, port))
-            if code in (0, errno.EINPROGRESS):
-                call.connection, call.got = connection, b""
-                call.until_s = time.monotonic() + TRY_S
-                call.why = f"nobody answers at {host}"
-                self._selector.register(connection, selectors.EVENT_WRITE, call)
-                return
-            connection.close()
+    def _sign(self, role: bytes, numbers: bytes, who: int, whom: int) -> bytes:
+        """What only a rank of the job can say of a connection."""
+        return hmac.digest(self.secret, MAGIC + role + numbers + struct.pack("<II", who, whom), "sha256")
+
+    def _try(self, call: _Call) -> None:
+        """Call the next addresses whose time has come; those before them may still answer."""
+        while call.left and time.monotonic() >= call.next_s:
+            (host, port), connection = call.left.pop(0), None
+            try:
+                connection = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+                connection.setblocking(False)
+                code = connection.connect_ex((host, port))
+            except OSError as error:  # the kernel has no such network, or no more files
+                code = error.errno or errno.EIO
+            if connection is not None and code in (0, errno.EINPROGRESS):
+                call.tries.append(_Try(call, host, connection, secrets.token_bytes(16)))
+                call.next_s = time.monotonic() + STAGGER_S
+                self._selector.register(connection, selectors.EVENT_WRITE, call.tries[-1])
+                continue
+            if connection is not None:
+                connection.close()
             call.why = f"{host}: {os.strerror(code)}"
-        self._failed[call.peer] = call.why
-        del self._calls[call.peer]
+        if not call.left and not call.tries:
+            self._failed[call.peer] = call.why
+            self._calls.pop(call.peer, None)
 
-    def _drop(self, call: _Call) -> None:
-        if call.connection is not None:
-            self._selector.unregister(call.connection)
-            call.connection.close()
-            call.connection = None
+    def _drop(self, one: _Try, why: str) -> None:
+        """Nobody can be reached there, so the next address need not wait."""
+        one.call.why, one.call.next_s = why, 0.0
+        one.call.tries.remove(one)
+        self._selector.unregister(one.connection)
+        one.connection.close()
 
-    def _go_on(self, call: _Call) -> None:
+    def _go_on(self, one: _Try) -> None:
         """The connection is made, or has failed; or the peer answers."""
-        connection = call.connection
-        if connection is None:  # given up meanwhile
+        call, connection = one.call, one.connection
+        if one not in call.tries:  # given up meanwhile
             return
         try:
             if self._selector.get_key(connection).events == selectors.EVENT_WRITE:
                 if code := connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
                     raise OSError(code, os.strerror(code))
-                connection.send(HELLO.pack(MAGIC, self.secret[:16], self.rank, call.peer))
-                self._selector.modify(connection, selectors.EVENT_READ, call)
+                connection.send(HELLO.pack(MAGIC, one.number, self.rank, call.peer))
+                self._selector.modify(connection, selectors.EVENT_READ, one)
                 return
-            more = connection.recv(WELCOME.size - len(call.got))
+            more = connection.recv(WELCOME.size - len(one.got))
+            one.got += more
+            if more and len(one.got) < WELCOME.size:
+                return
+            if more:
+                number, proof = WELCOME.unpack(one.got)
+                about = one.number + number, self.rank, call.peer
+                if hmac.compare_digest(proof, self._sign(b"called", *about)):
+                    connection.send(self._sign(b"caller", *about))
+                    self._keep(call.peer, connection)
+                    call.tries.remove(one)
+                    for other in list(call.tries):
+                        self._drop(other, "")
+                    del self._calls[call.peer]
+                    return
         except BlockingIOError:
             return
         except OSError as error:
-            call.why = f"{call.why} ({error.strerror})"
-            self._next(call)
+            self._drop(one, f"nobody answers at {one.host} ({error.strerror})")
             return
-        call.got += more
-        if not more:
-            call.why = "another program answers at its address"
-            self._next(call)
-        elif len(call.got) == WELCOME.size:
-            half, who = WELCOME.unpack(call.got)
-            if who == call.peer and hmac.compare_digest(half, self.secret[16:]):
-                self._selector.unregister(connection)
-                del self._calls[call.peer]
-                self._keep(call.peer, connection)
-            else:
-                call.why = "another program answers at its address"
-                self._next(call)
+        self._drop(one, f"another program answers at {one.host}")
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):  # it has gone again
@@ -261,27 +285,41 @@ class _Meeting:
             self._selector.register(connection, selectors.EVENT_READ, _Guest(connection))
 
     def _hear(self, guest: _Guest) -> None:
+        connection = guest.connection
+        wanted = len(guest.proof) or HELLO.size
         try:
-            more = guest.connection.recv(HELLO.size - len(guest.got))
+            more = connection.recv(wanted - len(guest.got))
+            guest.got += more
+            if more and len(guest.got) < wanted:
+                return
+            if more and self._answer(guest):
+                return
         except BlockingIOError:
             return
-        except OSError:
-            more = b""
-        guest.got += more
-        if more and len(guest.got) < HELLO.size:
-            return
-        self._selector.unregister(guest.connection)
-        if more:
-            magic, half, who, whom = HELLO.unpack(guest.got)
-            known = magic == MAGIC and hmac.compare_digest(half, self.secret[:16])
-            if known and whom == self.rank and who in self._expected:
-                with contextlib.suppress(OSError):
-                    guest.connection.send(WELCOME.pack(self.secret[16:], self.rank))
-                    self._expected.remove(who)
-                    self._keep(who, guest.connection)
-                    return
-        guest.connection.close()
+        except OSError:  # it has gone
+            pass
+        self._selector.unregister(connection)
+        connection.close()
+
+    def _answer(self, guest: _Guest) -> bool:
+        """To what it has said; whether it stays."""
+        if guest.proof:
+            proven = guest.who in self._expected and hmac.compare_digest(guest.got, guest.proof)
+            if proven:
+                self._keep(guest.who, guest.connection)
+                self._expected.remove(guest.who)
+            return proven
+        magic, number, who, whom = HELLO.unpack(guest.got)
+        if magic != MAGIC or whom != self.rank or who not in self._expected:
+            return False
+        mine = secrets.token_bytes(16)
+        about = number + mine, who, whom
+        guest.connection.send(WELCOME.pack(mine, self._sign(b"called", *about)))
+        guest.got, guest.who, guest.proof = b"", who, self._sign(b"caller", *about)
+        return True
 
     def _keep(self, peer: int, connection: socket.socket) -> None:
+        """Raises OSError where it is lost already."""
         _settle(connection)
+        self._selector.unregister(connection)
         self.made[peer] = connection

@@ -24,6 +24,7 @@ until all streams are done.
 
 from __future__ import annotations
 
+import os
 import time
 from bisect import insort
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -394,6 +395,8 @@ class Executor:
                             heads[slot] = tokens[line[0]] if line else idle
                 if not ready and (vain % PATIENCE == PATIENCE - 1 or self._must_look()):
                     self._poll_behind()
+                    if not ready and any(port.news for port in self._telling):
+                        continue  # what came meanwhile is a first one's, and nothing wakes the rank for it again
                 if ready:
                     self._left = waited + late
                     vain = idle_polls = 0
@@ -445,6 +448,7 @@ class Executor:
                 return True
             if rest is not None:
                 rest()
+            os.sched_yield()  # what wakes a rank that sleeps may not be what it waits for
         return False
 
     def _must_look(self) -> bool:

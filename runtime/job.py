@@ -31,6 +31,7 @@ from taccl.synth.program import Program
 
 if TYPE_CHECKING:
     from taccl.runtime.nccl_ranks import NcclRanks
+    from taccl.runtime.sleep import Sleeper
     from taccl.runtime.tcp_transport import Links
 
 T = TypeVar("T")
@@ -378,7 +379,9 @@ class Job:
         waiting = self._waiting
         if (sleeper := bound.transport.sleeper) is not None:
             sleeper.watch(lambda: executor.left)
-            waiting = self._moving(sleeper)  # a barrier before may have left something in the library
+            waiting = self._moving(
+                sleeper, sleeper
+            )  # a barrier before may have left something in the library
         elif executor.coding and not self._two_cores:
             waiting = self._moving(Pauses(lambda: executor.left))
         watchdog.doing(executor)
@@ -399,8 +402,8 @@ class Job:
     def _call_library(self) -> None:
         self.control.Iprobe(self.MPI.ANY_SOURCE, self.MPI.ANY_TAG)
 
-    def _moving(self, rest: Callable[[], object]) -> Callable[[], object]:
-        """`rest`, and now and then a call of the MPI library.
+    def _moving(self, rest: Callable[[], object], sleeper: Sleeper | None = None) -> Callable[[], object]:
+        """`rest`, and a call of the MPI library now and then, and whenever the sleeper is about to sleep.
 
         MPI moves what it has taken only while it is called. A message that it calls finished may still be in there,
         waiting for the connection to its first receiver, while this rank waits for messages through shared memory.
@@ -408,7 +411,7 @@ class Job:
         rests, call = itertools.count(1), self._call_library
 
         def both() -> None:
-            if not next(rests) % RESTS_PER_CALL:
+            if (sleeper is not None and sleeper.armed) or not next(rests) % RESTS_PER_CALL:
                 call()
             rest()
 

@@ -30,7 +30,9 @@ def _moved(fd: int) -> int:
     """The same of one file; 0 for anything else than a TCP connection."""
     with contextlib.suppress(OSError):  # closed by now, or not TCP
         if os.readlink(f"/proc/self/fd/{fd}").startswith("socket:"):
+            blocking = os.get_blocking(fd)
             with socket.socket(fileno=os.dup(fd)) as connection:
+                os.set_blocking(fd, blocking)  # which socket.setdefaulttimeout() may have changed
                 info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, INFO_BYTES)
                 if len(info) == INFO_BYTES:
                     return sum(struct.unpack_from("QQ", info, COUNTS_AT))

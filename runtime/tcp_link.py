@@ -34,7 +34,7 @@ HEAD = struct.Struct("<IIQ")
 KINDS = 4
 # LAST is the segment that ends a message, OPEN says that a gate of a message opens.
 SEGMENT, LAST, READY, OPEN = range(KINDS)
-MOST_TAGS = 2**30
+MOST_TAGS = 2**32 // KINDS
 RUNS = 2**32  # numbers of runs, which then begin anew
 READS = 16  # of a connection at a time
 WAKE_BYTES = 32 << 10  # of a segment that is under way, which wake a rank that waits for more
@@ -88,23 +88,14 @@ class Incoming:
     """A message from a peer. array: of uint8. progress: of it, where others are told of that."""
 
     __slots__ = (
-        "_array",
-        "_bytes",
-        "_progress",
-        "_room",
-        "_sized",
-        "arrived",
-        "done",
-        "eager",
-        "landed",
-        "started",
-    )
+        "_array", "_progress", "_room", "_sized", "_target", "arrived", "done", "eager", "landed", "started",
+    )  # fmt: skip
 
     def __init__(self, array: Any, sized: bool, eager: bool, progress: Progress | None) -> None:
         self._array, self._sized, self.eager, self._progress = array, sized, eager, progress
-        # A short message may come before its receive is started.
-        self._room = np.empty(len(array), np.uint8) if eager else array
-        self._bytes = memoryview(self._room.data)
+        # A short message may come before its receive is started, and lands there.
+        self._room: Any = None
+        self._target = array
         self.arrived = 0
         self.started = self.landed = -1  # the run
         self.done = False
@@ -118,9 +109,14 @@ class Incoming:
         """Where the next segment belongs; None where it is none of this message."""
         if self.landed == run or nbytes > len(self._array) - self.arrived:
             return None
-        if not self.eager and self.started != run:
-            return None
-        return self._bytes[self.arrived : self.arrived + nbytes]
+        if self.started != run:
+            if not self.eager:
+                return None
+            if not self.arrived:
+                if self._room is None:
+                    self._room = np.empty(len(self._array), np.uint8)
+                self._target = self._room
+        return memoryview(self._target.data)[self.arrived : self.arrived + nbytes]
 
     def took(self, nbytes: int, last: bool, run: int) -> bool:
         """A segment has come; whether the message is finished. Raises FrameError for a damaged length."""
@@ -129,7 +125,7 @@ class Incoming:
             self._progress.reached(self.arrived, len(self._array))
         if not last:
             return False
-        if self._sized and (self.arrived < HEAD_BYTES or used_bytes(self._room) != self.arrived):
+        if self._sized and (self.arrived < HEAD_BYTES or used_bytes(self._target) != self.arrived):
             raise FrameError("the length of a message of frames is damaged")
         if not self._sized and self.arrived != len(self._array):
             raise FrameError("a message is shorter than its receive")
@@ -139,8 +135,9 @@ class Incoming:
     def _finish(self, run: int) -> bool:
         if self.landed != run or self.started != run:
             return False
-        if self.eager:
+        if self._target is self._room:
             self._array[: self.arrived] = self._room[: self.arrived]
+            self._target = self._array
         self.arrived = 0
         self.done = True
         return True
@@ -224,13 +221,15 @@ class Link:
         """
         if nbytes == self._kept_bytes:
             return
-        self._kept_bytes = nbytes
-        allowed = _wmem_max()
-        with contextlib.suppress(OSError):  # the connection is lost, or the kernel has not all options
-            # It takes twice what it is asked for.
-            self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, min(nbytes // 2, allowed))
+        before, self._kept_bytes = self._kept_bytes, nbytes
+        allowed, option = _wmem_max(), self._connection.setsockopt
+        # The connection may be lost, and the kernel may not know the second option.
+        with contextlib.suppress(OSError):
+            if before or nbytes // 2 <= allowed:
+                # It takes twice what it is asked for.
+                option(socket.SOL_SOCKET, socket.SO_SNDBUF, min(nbytes // 2, allowed))
             if nbytes // 2 > allowed:
-                self._connection.setsockopt(socket.SOL_SOCKET, _SO_BUF_LOCK, 0)
+                option(socket.SOL_SOCKET, _SO_BUF_LOCK, 0)
 
     def send(self, message: Outgoing) -> None:
         """Something may go."""
@@ -312,6 +311,8 @@ class Link:
                 self._lose("it has ended")
                 return
             self._take(got)
+            if self.lost:
+                return
             if got < wanted or self._early:
                 break
         self._wake_at()
@@ -370,7 +371,7 @@ class Link:
         try:
             finished = receive.took(nbytes, last, self._run)
         except FrameError as error:
-            raise RunFailed(f"a message from rank {self.peer}: {error}") from error
+            raise FrameError(f"a message from rank {self.peer}: {error}") from error
         if finished:
             self._messages.finished()
 
@@ -378,6 +379,8 @@ class Link:
         return RunFailed(f"rank {self.peer} sends what is not expected here ({what})")
 
     def _lose(self, why: str | None) -> None:
+        if self.lost:
+            return
         self.lost = True
         self._poller.unregister(self.at)
         self._tell_lost(f"the connection to rank {self.peer} is lost: {why}")

@@ -42,7 +42,15 @@ from taccl.runtime.transport import Message, Plain, Transport, take_done
 from taccl.runtime.turns import Gate, Key
 
 EAGER_BYTES = 16 << 10  # messages up to here do not wait until their receive is ready
+# Nor do the first ones from a rank to another, whose words would take as long as they do. If more did, all that has its
+# data would go at once, and wait in the queues of slow links before what is wanted sooner.
+LONG_BYTES, LONG_MESSAGES = 64 << 10, 2
 LINGER_S = 2.0  # after a connection is lost, in which the job may end for a better known reason
+
+
+def _eager(nbytes: int, tag: int) -> bool:
+    """Whether a message goes before its receive is ready; its sender and its receiver find the same."""
+    return nbytes <= EAGER_BYTES or (nbytes <= LONG_BYTES and tag < LONG_MESSAGES)
 
 
 class Links:
@@ -77,13 +85,16 @@ class Links:
         link.say(kind, tag)
         self._talking.append(link)
 
-    def move(self) -> None:
-        """Move what can be moved. Raises RunFailed for a connection that is lost, after a moment in which the job may
-        end for a better known reason, and for what does not belong here."""
+    def _speak(self) -> None:
         if self._talking:
             talking, self._talking = self._talking, []
             for link in talking:
                 link.write()
+
+    def move(self) -> None:
+        """Move what can be moved. Raises RunFailed for a connection that is lost, after a moment in which the job may
+        end for a better known reason, and for what does not belong here."""
+        self._speak()
         for at, what in self.poller.poll(0):
             if at not in self._at:  # a bell
                 continue
@@ -92,6 +103,7 @@ class Links:
                 link.read()
             if what & select.EPOLLOUT:
                 link.write()
+        self._speak()  # words that follow from what was read: the rank may sleep next
         if self._lost and time.monotonic() - self._lost_s > LINGER_S:
             raise RunFailed(self._lost)
 
@@ -167,7 +179,7 @@ class TcpTransport(Plain):
         key, data = (self._rank, peer, tag), array.view(np.uint8)
         gates = len(self._turns.get(key, ()))
         self._place += 1
-        message = Outgoing(data, tag, self._place, sized, data.nbytes <= EAGER_BYTES, gates)
+        message = Outgoing(data, tag, self._place, sized, _eager(data.nbytes, tag), gates)
         self._sends.setdefault(peer, {})[tag] = message
         links, link = self._links, self._links.links[peer]
         if not gates:
@@ -211,7 +223,7 @@ class TcpTransport(Plain):
         if peer not in self._links.links:
             return self._elsewhere(self._others.recv(array, peer, tag, sized))
         data = array.view(np.uint8)
-        eager = data.nbytes <= EAGER_BYTES
+        eager = _eager(data.nbytes, tag)
         message = Incoming(data, sized, eager, self._tells((peer, self._rank, tag)))
         self._receives.setdefault(peer, {})[tag] = message
         links = self._links

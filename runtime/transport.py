@@ -3,7 +3,7 @@
 A transport is bound together with a program, in two steps. First every send is registered, and `offer` gives what
 the other ranks must know of them; all ranks exchange their offers (`connect`), and then every receive is registered.
 A message belongs to a port, which the executor asks for finished messages. Messages of several ports may meet in one
-run: shared memory to the ranks of one node, MPI to the others.
+run: shared memory to the ranks of one node, TCP or MPI to the others.
 
 A sized message has another length in each run, up to that of its array, and begins with a head of two words: its bytes,
 head included, and the same number with all bits turned round, because a wrong length must not make a rank wait for what

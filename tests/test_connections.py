@@ -86,12 +86,20 @@ def test_only_the_pairs_that_are_wanted():
 
 
 def test_strangers_at_the_port_do_not_matter(monkeypatch):
-    """One that says nothing, one that says something else, one that goes away, and one that guesses."""
+    """One that says nothing, one that says something else, one that goes away, and some that say they are ranks."""
     real, strangers = connections._listen, []
 
     def listen():
         made = real()
-        for said in (b"", b"GET / HTTP/1.1\r\n\r\n" * 9, None, connections.MAGIC + bytes(24)):
+        rank = connections.HELLO.pack(connections.MAGIC, bytes(16), 0, 1)
+        for said in (
+            b"",
+            b"GET / HTTP/1.1\r\n\r\n" * 9,
+            None,
+            connections.MAGIC + bytes(24),
+            rank,
+            rank + bytes(32),
+        ):
             stranger = socket.create_connection(("127.0.0.1", made.getsockname()[1]))
             if said is None:
                 stranger.close()
@@ -131,7 +139,6 @@ def test_addresses_are_tried_until_the_peer_answers(monkeypatch):
 
     Socket.connect_ex = connect_ex
     monkeypatch.setattr(connections.socket, "socket", Socket)
-    monkeypatch.setattr(connections, "TRY_S", 0.3)
     monkeypatch.setattr(
         addresses,
         "places",
@@ -141,6 +148,71 @@ def test_addresses_are_tried_until_the_peer_answers(monkeypatch):
     talk(Ranks(2).connect())
     silent.close()
     rubbish.close()
+
+
+def test_who_is_called_must_know_the_secret_too(monkeypatch):
+    """Another program at a peer's address that speaks as a rank would, and repeats what it is told."""
+    real, heard = connections.socket.socket.connect_ex, []
+    liar = socket.create_server(("127.0.0.2", 0))
+
+    def answer():
+        guest, _ = liar.accept()
+        hello = guest.recv(connections.HELLO.size)
+        heard.append(hello)
+        guest.sendall(hello[8:24] + bytes(32))
+        heard.append(guest.recv(100))
+        guest.close()
+
+    answering = threading.Thread(target=answer)
+    answering.start()
+    port = liar.getsockname()[1]
+
+    class Socket(socket.socket):
+        def connect_ex(self, where):
+            return real(self, (where[0], port) if where[0] == "127.0.0.2" else where)
+
+    monkeypatch.setattr(connections.socket, "socket", Socket)
+    monkeypatch.setattr(
+        addresses, "places", lambda: [Place(ipaddress.ip_address(f"127.0.0.{last}"), 8) for last in (2, 1)]
+    )
+    monkeypatch.setattr(connections, "_listen", lambda: socket.create_server(("127.0.0.1", 0), backlog=9))
+    talk(Ranks(2).connect())
+    answering.join(5)
+    liar.close()
+    assert len(heard[0]) == connections.HELLO.size and heard[1] == b""  # it is told nothing more
+
+
+def test_an_address_that_never_answers_costs_a_moment_only(monkeypatch):
+    silent = [socket.create_server((f"127.0.0.{last}", 0)) for last in range(2, 8)]
+    ports = {server.getsockname()[0]: server.getsockname()[1] for server in silent}
+    real = connections.socket.socket.connect_ex
+
+    class Socket(socket.socket):
+        def connect_ex(self, where):
+            return real(self, (where[0], ports.get(where[0], where[1])))
+
+    monkeypatch.setattr(connections.socket, "socket", Socket)
+    found = [Place(ipaddress.ip_address(host), 8) for host in (*ports, "127.0.0.1")]
+    monkeypatch.setattr(addresses, "places", lambda: found)
+    monkeypatch.setattr(connections, "_listen", lambda: socket.create_server(("127.0.0.1", 0), backlog=9))
+    talk(Ranks(2).connect())
+    for server in silent:
+        server.close()
+
+
+def test_a_kernel_without_ipv6_reaches_the_other_addresses(monkeypatch):
+    real = socket.socket
+
+    def made(family=socket.AF_INET, *rest, **options):
+        if family == socket.AF_INET6:
+            raise OSError(97, "Address family not supported by protocol")
+        return real(family, *rest, **options)
+
+    found = [Place(ipaddress.ip_address(host), 8) for host in ("fd00::1", "127.0.0.1")]
+    monkeypatch.setattr(addresses, "places", lambda: found)
+    monkeypatch.setattr(connections, "_listen", lambda: socket.create_server(("127.0.0.1", 0), backlog=9))
+    monkeypatch.setattr(connections, "socket", SimpleNamespace(**{**vars(socket), "socket": made}))
+    talk(Ranks(2).connect())
 
 
 @pytest.mark.parametrize(

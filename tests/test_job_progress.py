@@ -45,6 +45,8 @@ class Waiting:
 class Sleeps:
     """What a rank does that waits for connections, too."""
 
+    armed = False
+
     def watch(self, left):
         self.watched = left
 
@@ -73,3 +75,16 @@ def test_what_the_library_has_taken_goes_out_while_a_rank_waits_for_others(monke
     )  # fmt: skip
     assert ends == [0]
     assert executor.polls < 1000  # each may be a sleep
+
+
+def test_it_is_called_before_every_sleep():
+    job, library, sleeps = object.__new__(Job), Library(), Sleeps()
+    job.control, job.MPI = library, SimpleNamespace(ANY_SOURCE=-1, ANY_TAG=-1)
+    sleeps.watch(lambda: 1)
+    waiting = job._moving(sleeps, sleeps)
+    waiting()
+    assert not library.calls
+    sleeps.armed = True
+    for calls in range(1, 4):
+        waiting()
+        assert library.calls == calls

@@ -378,8 +378,9 @@ def test_a_node_that_cannot_share_memory_goes_through_mpi(saved, damage, own, th
     assert len(messages(ended)) == 3
     if damage.startswith("def"):
         return  # the rest is alike for all
-    forced = launch(3, "-c", code, *arguments, "--transport", "shm")
-    assert forced.code == 6 and "memory cannot be shared" in forced.err and len(messages(forced)) == 1
+    for asked in ("shm", "shm+mpi"):
+        forced = launch(3, "-c", code, *arguments, "--transport", asked)
+        assert forced.code == 6 and "memory cannot be shared" in forced.err and len(messages(forced)) == 1
 
 
 @pytest.mark.mpi

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -99,6 +100,37 @@ def test_a_send_that_nothing_waits_for_moves_while_the_rank_waits_elsewhere():
     executor.connect()
     executor.start()
     assert executor.advance(100) and transport.moved
+
+
+class Meanwhile(Counting):
+    """The first message of a line finishes while those behind it are polled, just before the rank would sleep."""
+
+    sleeper = SimpleNamespace(armed=True)
+
+    def __init__(self):
+        super().__init__()
+        self.news, self.left = 0, {("recv", 0), ("recv", 1)}
+
+    def poll(self, tokens):
+        self.polls += 1
+        first = min(self.left, default=None)
+        if first in tokens and self.news:
+            self.news -= 1
+            self.left.remove(first)
+            return [tokens.index(first)]
+        self.news += first is not None and first not in tokens
+        return []
+
+
+def test_a_rank_does_not_sleep_over_what_came_while_it_polled_behind():
+    transport = Meanwhile()
+    operations = tuple(Operation("recv", ("o", n, 1), None, None, 1, 0, n, 0, n, ()) for n in range(2))
+    executor = Executor(Plan(0, operations, 0), {"o": np.zeros(8, np.float32)}, 4, np.add, transport)
+    executor.connect()
+    executor.start()
+    slept = []
+    executor.advance(50, lambda: slept.append(transport.news))
+    assert not any(slept) and len(transport.left) < 2
 
 
 def test_what_has_arrived_is_passed_on_before_other_work():

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from taccl.errors import RunFailed
 from taccl.runtime import tcp_link, tcp_transport
+from taccl.runtime.codecs.codec import FrameError
 from taccl.runtime.tcp_link import HEAD, KINDS, LAST, OPEN, READY, SEGMENT
 from taccl.runtime.tcp_transport import Links, TcpTransport
 from taccl.runtime.transport import Plain, write_head
@@ -23,6 +24,7 @@ def connected():
         ends = [socket.create_connection(listener.getsockname()), listener.accept()[0]]
     for end in ends:
         end.setblocking(False)
+        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return ends
 
 
@@ -73,7 +75,8 @@ LENGTHS = st.sampled_from([0, 1, 16, 40, 63, 64, 65, 399, 400, 401, 3000, 70_000
 )
 def test_any_messages_in_any_order_arrive_once_and_whole(monkeypatch, wanted, runs, seed):
     """Ranks start their ends in any order, and one may be a run ahead of the other."""
-    monkeypatch.setattr(tcp_transport, "EAGER_BYTES", 64)
+    for name, value in {"EAGER_BYTES": 64, "LONG_BYTES": 400, "LONG_MESSAGES": 3}.items():
+        monkeypatch.setattr(tcp_transport, name, value)
     monkeypatch.setattr(tcp_transport, "usual", lambda library: tcp_transport.Pace(400, 2))
     draw, both = random.Random(seed), Pair()
     ports = both.transports()
@@ -202,6 +205,40 @@ def test_a_message_waits_for_its_gate(pair):
             port.end()
 
 
+def test_the_first_short_messages_go_before_they_are_wanted(pair, monkeypatch):
+    """Then nothing but what the connection holds is waited for, and what comes early is kept."""
+    monkeypatch.setattr(tcp_transport, "LONG_MESSAGES", 2)
+    lengths = [1000, tcp_transport.LONG_BYTES, tcp_transport.LONG_BYTES, tcp_transport.LONG_BYTES + 1]
+    mine, theirs = pair.transports()
+    sources = [np.full(length, tag + 1, np.uint8) for tag, length in enumerate(lengths)]
+    targets = [np.zeros(length, np.uint8) for length in lengths]
+    sends = [mine.send(source, 1, tag) for tag, source in enumerate(sources)]
+    receives = [theirs.recv(target, 0, tag) for tag, target in enumerate(targets)]
+    for _ in range(3):
+        for port in (mine, theirs):
+            port.begin()
+        for send in sends:
+            send.start()
+        gone = set()
+        for _ in range(2000):
+            gone |= set(mine.poll([send.token for send in sends]) or ())
+            theirs.poll([])
+        assert gone == {0, 1} and not any(target.any() for target in targets)
+        for receive in receives:
+            receive.start()
+        left = set(range(len(lengths)))
+        for _ in range(100_000):
+            mine.poll([send.token for send in sends])
+            left -= set(theirs.poll([receive.token for receive in receives]) or ())
+            if not left:
+                break
+        assert all((target == tag + 1).all() for tag, target in enumerate(targets))
+        for target in targets:
+            target[:] = 0
+        mine.end()
+        theirs.end()
+
+
 def receiving(links, length=1000, sized=False):
     port = TcpTransport(links, 0, Plain())
     array = np.zeros(length, np.uint8)
@@ -234,7 +271,7 @@ def test_what_is_not_expected_ends_the_job(raw, sent):
     port, message, _ = receiving(links)
     message.start()
     theirs.sendall(sent)
-    with pytest.raises(RunFailed, match="rank 1"):
+    with pytest.raises((RunFailed, FrameError), match="rank 1"):
         for _ in range(3):
             polled(port, message)
 
@@ -251,7 +288,7 @@ def test_any_bytes_are_refused_or_waited_for(sent):
         try:
             for _ in range(20):
                 port.poll([message.token])
-        except RunFailed as failure:
+        except (RunFailed, FrameError) as failure:
             assert "rank 1" in str(failure)
         assert len(array) == 100
     finally:
@@ -270,7 +307,7 @@ def test_a_damaged_length_of_frames_is_noticed(raw, used):
     if used == 100:
         assert polled(port, message)
     else:
-        with pytest.raises(RunFailed, match="a message from rank 1: the length of a message of frames"):
+        with pytest.raises(FrameError, match="a message from rank 1: the length of a message of frames"):
             polled(port, message)
 
 

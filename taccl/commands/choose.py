@@ -80,8 +80,8 @@ def command(ctx: click.Context, /, **options: Any) -> None:
 
     FILEs are MSCCL XML or native .json algorithms of one collective, as `taccl synth --alternatives` makes them.
     They take turns, every one is checked element by element, and the slowest rank's time counts. A program is taken
-    before one that is named earlier when it was quicker by 1 % in at least four of five rounds. Short times differ
-    from run to run: below some ten milliseconds give -n 20 or more.
+    before one that is named earlier when it was quicker by 1 % in the median and in at least four of five rounds.
+    Short times differ from run to run: below some ten milliseconds give -n 20 or more.
 
         taccl synth -t cluster.yaml -c allreduce --size 64MB -o a.json --alternatives 5
 

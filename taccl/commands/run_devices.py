@@ -100,11 +100,14 @@ def _both(one: str, other: str) -> str:
 
 def check_near(job: Job, settings: Settings, found: Neighbours, name: str) -> None:
     """Raise EnvironmentProblem when what was asked for by name cannot be."""
-    missing = len(found.sharing[job.rank]) < job.ranks
-    if found.why_not and missing and (settings.transport == name or len(found.sharing[job.rank]) == 1):
+    mine = found.sharing[job.rank]
+    missing, needed = len(mine) < job.ranks, settings.transport == name or len(mine) == 1
+    if settings.transport.startswith(f"{name}+") and settings.buffers == "private":
+        needed = found.nodes.count(found.nodes[job.rank]) > 1
+    if found.why_not and missing and needed:
         raise EnvironmentProblem(f"memory cannot be shared: {found.why_not}")
     if settings.transport == name and missing:
-        rest = "MPI" if name == "shm" else "another transport"
+        rest = "TCP or MPI" if name == "shm" else "another transport"
         raise EnvironmentProblem(
             f"--transport {name} needs all ranks on one node; auto takes {ON_ONE_NODE[name]} within nodes and {rest} "
             "between them"

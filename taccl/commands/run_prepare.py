@@ -218,7 +218,7 @@ def with_transport(job: Job, settings: Settings) -> tuple[Settings, Neighbours]:
     if settings.transport == "tcp":
         return settings, job.join_nodes(job.alone(), everyone=True)
     found, asked = job.share_memory(), settings.transport
-    if asked == "shm" or settings.buffers == "shared":
+    if asked.startswith("shm") or settings.buffers == "shared":
         job.together("the choice of the transport", lambda: check_near(job, settings, found, "shm"))
     if asked == "shm+tcp":
         found = job.join_nodes(found)
