@@ -33,9 +33,7 @@ if TYPE_CHECKING:
 MAGIC = b"taccl\0\0\2"
 SECRET_BYTES = 32
 HELLO = struct.Struct("<8s16sII")  # magic, the caller's number, who calls whom
-WELCOME = struct.Struct(
-    "<16s32s"
-)  # the number of who is called, and its signature; the caller answers with its own
+WELCOME = struct.Struct("<16s32s")  # number and signature of who is called; then the caller signs
 RECORD = struct.Struct("<32sHB")  # what ranks tell each other: their secrets, ports, and whether they cannot
 CONNECT_S = 5.0  # for all connections
 STAGGER_S = 0.25  # after which the next address of a peer is tried, too

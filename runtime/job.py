@@ -379,9 +379,8 @@ class Job:
         waiting = self._waiting
         if (sleeper := bound.transport.sleeper) is not None:
             sleeper.watch(lambda: executor.left)
-            waiting = self._moving(
-                sleeper, sleeper
-            )  # a barrier before may have left something in the library
+            # A barrier before may have left something in the library.
+            waiting = self._moving(sleeper, sleeper)
         elif executor.coding and not self._two_cores:
             waiting = self._moving(Pauses(lambda: executor.left))
         watchdog.doing(executor)
