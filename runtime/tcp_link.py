@@ -119,7 +119,8 @@ class Incoming:
         return memoryview(self._target.data)[self.arrived : self.arrived + nbytes]
 
     def took(self, nbytes: int, last: bool, run: int) -> bool:
-        """A segment has come; whether the message is finished. Raises FrameError for a damaged length."""
+        """A segment has come; whether the message is finished. Raises FrameError for a damaged length of frames,
+        RunFailed for a message that is shorter than its receive."""
         self.arrived += nbytes
         if self._progress is not None:
             self._progress.reached(self.arrived, len(self._array))
@@ -128,7 +129,7 @@ class Incoming:
         if self._sized and (self.arrived < HEAD_BYTES or used_bytes(self._target) != self.arrived):
             raise FrameError("the length of a message of frames is damaged")
         if not self._sized and self.arrived != len(self._array):
-            raise FrameError("a message is shorter than its receive")
+            raise RunFailed("it is shorter than its receive")
         self.landed = run
         return self._finish(run)
 
@@ -370,8 +371,8 @@ class Link:
         (receive, nbytes, last), self._room, self._segment = self._segment, None, None
         try:
             finished = receive.took(nbytes, last, self._run)
-        except FrameError as error:
-            raise FrameError(f"a message from rank {self.peer}: {error}") from error
+        except (FrameError, RunFailed) as error:
+            raise type(error)(f"a message from rank {self.peer}: {error}") from error
         if finished:
             self._messages.finished()
 

@@ -83,7 +83,7 @@ def lower_exact(
         for again in (False, True):
             schedule = best.schedule if again and best is not None else shape
             if again and schedule is shape:
-                continue
+                continue  # the same once more
             try:
                 per_link = instances * spread
                 for found in _variants(schedule, topology, protocol, per_link, reuse, rounds > SELECTIVE):

@@ -113,6 +113,10 @@ def proven(program: Program, collective: Collective) -> None:
     assert is_correct(findings), [f.message for f in findings if f.severity == "error"]
 
 
+def moves(algorithm: Algorithm) -> Counter[tuple[int, tuple[int, ...], str]]:
+    return Counter((m.link, m.chunks, m.op) for m in algorithm.messages)
+
+
 def judge(algorithm: Algorithm, topology: Topology) -> None:
     assert check_algorithm(algorithm, topology) == []
     result = lower_exact(algorithm, topology)
@@ -122,6 +126,7 @@ def judge(algorithm: Algorithm, topology: Topology) -> None:
     # takes time, a program's times need not be those of any schedule, and it keeps that which it was made from.
     if not topology.reduce_alpha_us and not topology.reduce_beta_us_per_mb:
         assert result.schedule.time_fs == result.simulated_time_fs
+    assert moves(result.schedule) == moves(algorithm)
     assert result.slower_fs == max(0, result.simulated_time_fs - algorithm.time_fs)
     assert lower_exact(algorithm, topology) == result
 
