@@ -22,7 +22,7 @@ CANNOT = 77
 
 
 def main() -> int:
-    """The exit code: the program's, 124 when it ran too long, 77 when no cluster can be emulated."""
+    """The exit code: the program's, 124 when it ran too long, 77 when no cluster can be emulated, 130 interrupted."""
     parser = argparse.ArgumentParser(prog="tests.cluster", description="Emulated clusters on one machine.")
     commands = parser.add_subparsers(dest="command", required=True)
     check = commands.add_parser("check", help="say whether clusters can be emulated here")
@@ -54,7 +54,8 @@ def main() -> int:
             "tests.cluster",
         ]
         os.execvp(again[0], again + sys.argv[1:])
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # leave through the context managers
+    for number in (signal.SIGTERM, signal.SIGINT):  # leave through the context managers
+        signal.signal(number, lambda number, frame: sys.exit(128 + number))
     if options.command == "check":
         reason = why_not(options.shaper)
         print(reason or "clusters can be emulated here")
