@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from taccl.runtime import addresses
+from taccl.runtime import addresses, networks
 from taccl.runtime.addresses import in_order
 
 if TYPE_CHECKING:
@@ -40,7 +40,6 @@ STAGGER_S = 0.25  # after which the next address of a peer is tried, too
 MOST_PEERS = 512
 SPARE_FILES = 256  # that a process may want beside its connections
 WHY_BYTES = 512
-UNSENT_BYTES = 128 << 10  # that wait in the kernel behind what is on its way
 ADVICE = "open the nodes' firewalls to one another, or name interfaces that they share in TACCL_INTERFACES"
 
 
@@ -88,6 +87,26 @@ def connect(job: Job, peers: Callable[[int], Iterable[int]]) -> tuple[dict[int, 
     return found, why
 
 
+def between_nodes(job: Job) -> tuple[dict[int, socket.socket], str]:
+    """This rank's connections to all ranks of other nodes, where messages of programs take such by themselves, or none
+    and why; collective. None without a reason on one node."""
+    nodes = job.alone().nodes
+    if len(set(nodes)) == 1:
+        return {}, ""
+    if why := left_to_mpi(job):
+        return {}, why
+    return connect(job, lambda rank: [peer for peer, node in enumerate(nodes) if node != nodes[rank]])
+
+
+def left_to_mpi(job: Job) -> str:
+    """Why nobody should connect: a node has a network that an MPI library uses better; "" where none has.
+    Collective."""
+    devices = networks.direct()
+    return first_reason(
+        job, f"the node of rank {job.rank} has {devices}, which is left to MPI" if devices else ""
+    )
+
+
 def first_reason(job: Job, why: str) -> str:
     """What the first rank says that has something to say; on every rank, collective."""
     text = np.zeros(WHY_BYTES, np.uint8)
@@ -118,12 +137,10 @@ def _listen() -> socket.socket:
 
 
 def _settle(connection: socket.socket) -> None:
-    """As messages want it: at once, with little that waits in the kernel, where it has lost its turn, and kept open by
-    whoever stands between while nothing passes."""
+    """As messages want it: at once, and kept open by whoever stands between while nothing passes."""
     connection.setblocking(False)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
 
 
 @dataclass(eq=False)

@@ -331,14 +331,12 @@ class Job:
     def reach_nodes(self, neighbours: Neighbours) -> Neighbours:
         """The same with TCP connections between the ranks of different nodes, where no node has a network that an MPI
         library uses better and all connections can be made, or with the reason why not. Collective."""
-        from taccl.runtime import connections, networks
+        from taccl.runtime import connections
 
         if len(set(neighbours.nodes)) == 1:
             return neighbours
         if self._no_links is None:
-            devices = networks.direct()
-            mine = f"the node of rank {self.rank} has {devices}, which is left to MPI" if devices else ""
-            self._no_links = connections.first_reason(self, mine)
+            self._no_links = connections.left_to_mpi(self)
         if self._no_links:
             return replace(neighbours, no_tcp=self._no_links)
         found = self._joined(neighbours, False)

@@ -38,6 +38,7 @@ MOST_TAGS = 2**32 // KINDS
 RUNS = 2**32  # numbers of runs, which then begin anew
 READS = 16  # of a connection at a time
 WAKE_BYTES = 32 << 10  # of a segment that is under way, which wake a rank that waits for more
+UNSENT = 2  # segments that wait in the kernel behind what is on its way
 USUAL_WMEM_MAX = 212992  # Linux's own
 _SO_BUF_LOCK = 72  # since Linux 5.13; 0: the kernel finds the right length again
 
@@ -194,7 +195,7 @@ class Link:
         self._room: memoryview | None = None
         self._segment: tuple[Incoming, int, bool] | None = None
         self._least = 1
-        self._kept_bytes = 0  # no limit yet
+        self._kept: Pace | None = None  # no limit yet
         self._early = False  # the head is of a run that has not begun here
         poller.register(self.at, 0)
         self._want(select.EPOLLIN, True)
@@ -209,23 +210,26 @@ class Link:
         """A run begins."""
         self._run, self._messages = run, messages
         if messages is not NONE:
-            self._keep(messages.pace.segments * messages.pace.segment_bytes)
+            self._keep(messages.pace)
         if self._early:
             self._early = False
             self._want(select.EPOLLIN, True)
             self._look_at_head()
 
-    def _keep(self, nbytes: int) -> None:
-        """Let the kernel keep no more than so many bytes until they have arrived, its own records among them.
+    def _keep(self, pace: Pace) -> None:
+        """Let the kernel keep no more segments than are on their way until they have arrived, its own records among
+        them, and little behind these, where it has lost its turn.
 
         Where no process may ask for as many, it finds out itself what is right.
         """
-        if nbytes == self._kept_bytes:
+        if pace == self._kept:
             return
-        before, self._kept_bytes = self._kept_bytes, nbytes
+        before, self._kept = self._kept, pace
+        nbytes = pace.segments * pace.segment_bytes
         allowed, option = _wmem_max(), self._connection.setsockopt
         # The connection may be lost, and the kernel may not know the second option.
         with contextlib.suppress(OSError):
+            option(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT * pace.segment_bytes)
             if before or nbytes // 2 <= allowed:
                 # It takes twice what it is asked for.
                 option(socket.SOL_SOCKET, socket.SO_SNDBUF, min(nbytes // 2, allowed))

@@ -24,8 +24,10 @@ TRIES = 5  # a busy machine may spoil some
 WITHIN = 0.15
 
 
-def in_cluster(of: Layout, program: list[str], timeout_s: float = 170) -> subprocess.CompletedProcess[str]:
-    """Run a program in an emulated cluster; skip where none can be had."""
+def in_cluster(
+    of: Layout, program: list[str], timeout_s: float = 170, code: int = 0, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a program in an emulated cluster, which ends with this code; skip where none can be had."""
     words = [f"--nodes={of.nodes}", f"--ranks={of.ranks_per_node}", f"--latency-us={of.latency_us}"]
     words += [f"--slow={node}={bits // 1000}kbit" for node, bits in enumerate(of.rate_bits)]
     done = subprocess.run(
@@ -34,10 +36,11 @@ def in_cluster(of: Layout, program: list[str], timeout_s: float = 170) -> subpro
         text=True,
         capture_output=True,
         timeout=timeout_s + 60,
+        env={**os.environ, **environment},
     )
     if done.returncode == 77:
         pytest.skip(done.stderr.strip())
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == code, done.stderr
     return done
 
 
@@ -123,6 +126,40 @@ def test_the_node_boundary_is_measured_when_host_names_say_nothing(tmp_path: Pat
         return complaints_about(json.loads(done.stdout), profile, of)
 
     repeatedly(attempt)
+
+
+@pytest.mark.cluster
+@pytest.mark.mpi
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("transport", ["auto", "mpi"])
+def test_messages_between_nodes_take_what_programs_will(transport: str, tmp_path: Path) -> None:
+    profile = tmp_path / "profile.yaml"
+    program = ["taccl", "profile", "-o", str(profile), "--quick", "--transport", transport]
+    done = in_cluster(layout(2, 1, "400mbit"), program)
+    source = read_topology(profile.read_text(), str(profile)).source
+    for said in (done.stderr, source):
+        assert ("between nodes over TCP" in said) == (transport == "auto")
+    assert "messages between nodes go over MPI" not in done.stderr
+
+
+@pytest.mark.cluster
+@pytest.mark.mpi
+def test_interfaces_that_no_node_has_are_said_once(tmp_path: Path) -> None:
+    program = ["taccl", "profile", "-o", str(tmp_path / "p.yaml"), "--quick"]
+    done = in_cluster(layout(2, 1, "400mbit"), program, code=2, TACCL_INTERFACES="nowhere0")
+    assert done.stderr.count("TACCL_INTERFACES") == 1 and "Traceback" not in done.stderr
+
+
+@pytest.mark.cluster
+@pytest.mark.mpi
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("fault", ["stall:2", "die:1"])
+def test_a_rank_of_another_node_that_stops_is_named(fault: str, tmp_path: Path) -> None:
+    profile = tmp_path / "p.yaml"
+    program = ["python", str(ROOT / "tests/cluster/fault_profile.py"), "--quick", "--deadline", "2"]
+    done = in_cluster(layout(3, 1, "400mbit"), [*program, "-o", str(profile)], code=86, TACCL_FAULT=fault)
+    assert f"rank {fault[-1]}" in done.stderr
+    assert not profile.exists()
 
 
 @pytest.mark.cluster

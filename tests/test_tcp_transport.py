@@ -419,17 +419,20 @@ def test_numbers_of_runs_begin_anew(pair):
 
 
 def test_the_kernel_keeps_what_the_pace_says(monkeypatch):
-    """Programs with other paces take turns; where no process may ask for as much there is no limit."""
+    """Programs with other paces take turns; where no process may ask for as much there is no limit. Two segments more
+    may wait behind what is on its way."""
     monkeypatch.setattr(tcp_link, "_wmem_max", lambda: 500_000)
     both = Pair()
-    sizes = []
+    sizes, waiting = [], []
     for length, segments in ((100_000, 3), (50_000, 2), (100_000, 3), (1_000_000, 64), (50_000, 2)):
         port = both.transports(paces={(0, 1): tcp_transport.Pace(length, segments)})[0]
         assert port.begin() == ""
         connection = both.links[0].links[1]._connection
         sizes.append(connection.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF))
+        waiting.append(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT))
         port.end()
         port.close()
     both.close()
     assert sizes[:3] == [300_000, 100_000, 300_000] and sizes[4] == 100_000
     assert sizes[3] > 400_000
+    assert waiting == [200_000, 100_000, 200_000, 2_000_000, 100_000]

@@ -1,4 +1,5 @@
-"""Probes over MPI: rank 0 says what to do, the ranks of a flow do it, all others sleep.
+"""Probes over MPI: rank 0 says what to do, the ranks of a flow do it, all others sleep. What is measured goes over MPI,
+or between nodes over TCP connections of our own, where programs will.
 
 Every wait is a loop of MPI_Test with a deadline, so a rank that died or stalled is named instead of waited
 for; sleeping ranks poll twice a millisecond, because a rank that spins on a crowded host would be measured
@@ -9,8 +10,10 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,6 +22,7 @@ from taccl.errors import RunFailed
 from taccl.profiles.measure.buffers import Buffers
 from taccl.profiles.measure.busy import busy_cores
 from taccl.profiles.measure.probe import Probe, Times, Trial
+from taccl.profiles.measure.wires import MpiWire, Request, TcpWire, Wire
 
 _COMMAND, _RESULT, _DATA, _ACK, _GATE = 1, 2, 3, 4, 5  # tags
 _SIGN_OF_LIFE = "-"  # rank 0 is alive, though it has nothing to do for this rank
@@ -38,14 +42,27 @@ class Stalled(Exception):
 class MpiProber:
     """The ranks of a communicator. `run` is called on rank 0 only, `serve` on all others.
 
-    deadline_s: the longest wait for any one message or answer.
+    deadline_s: the longest wait for any one message or answer. connections: to the ranks whose messages do not go over
+    MPI; they are closed with the prober.
     """
 
-    def __init__(self, MPI: Any, comm: Any, buffers: Buffers, deadline_s: float) -> None:
+    def __init__(
+        self,
+        MPI: Any,
+        comm: Any,
+        buffers: Buffers,
+        deadline_s: float,
+        connections: Mapping[int, socket.socket],
+    ) -> None:
         self._MPI = MPI
         self._comm = comm.Dup()
         self._rank = int(comm.Get_rank())
         self._buffers = buffers
+        self.over_tcp = bool(connections)
+        self._connections = connections
+        self._wires: dict[int, Wire] = {
+            peer: TcpWire(connection, peer) for peer, connection in connections.items()
+        }
         self._deadline_s = deadline_s
         self._last_sign = time.monotonic()
         self._lost = False  # a rank was given up: the others cannot be sent home any more
@@ -122,6 +139,11 @@ class MpiProber:
         """Send all other ranks home; nothing when one of them is lost."""
         if not self._lost:
             self._command(range(self._comm.Get_size()), "")
+        self._disconnect()
+
+    def _disconnect(self) -> None:
+        for connection in self._connections.values():
+            connection.close()
 
     def _command(self, members: Sequence[int], text: str) -> None:
         data = text.encode()
@@ -158,6 +180,7 @@ class MpiProber:
                     "rank 0 may have stopped or died"
                 )
             if not text:
+                self._disconnect()
                 return
             if text == _SIGN_OF_LIFE:
                 continue
@@ -185,11 +208,10 @@ class MpiProber:
             return {"stalled": self._describe(error)}
 
     def _send(self, dst: int, trial: Trial, repeats: int) -> list[float]:
-        comm, byte = self._comm, self._MPI.BYTE
-        wires = [self._buffers.wire(trial.bytes, True, slot) for slot in range(trial.messages)]
-        reply = np.empty(1, np.uint8)
-        acknowledged = comm.Recv_init([reply, 1, byte], dst, _ACK)
-        sends = [comm.Send_init([wire, byte], dst, _DATA) for wire in wires]
+        wire = self._wire(dst)
+        areas = [self._buffers.wire(trial.bytes, True, slot) for slot in range(trial.messages)]
+        acknowledged = wire.receiver(np.empty(1, np.uint8), _ACK)
+        sends = [wire.sender(area, _DATA) for area in areas]
         times = []
         try:
             acknowledged.Start()
@@ -198,8 +220,8 @@ class MpiProber:
                 start = time.perf_counter()
                 for _ in range(trial.acks):
                     acknowledged.Start()
-                    for wire, send in zip(wires, sends, strict=True):
-                        self._buffers.before_send(wire)
+                    for area, send in zip(areas, sends, strict=True):
+                        self._buffers.before_send(area)
                         send.Start()
                     self._wait(acknowledged, dst)
                     for send in sends:
@@ -210,11 +232,10 @@ class MpiProber:
         return times
 
     def _receive(self, src: int, trial: Trial, repeats: int) -> None:
-        comm, byte = self._comm, self._MPI.BYTE
-        wires = [self._buffers.wire(trial.bytes, False, slot) for slot in range(trial.messages)]
-        reply = np.zeros(1, np.uint8)
-        receives = [comm.Recv_init([wire, byte], src, _DATA) for wire in wires]
-        acknowledge = comm.Send_init([reply, 1, byte], src, _ACK)
+        wire = self._wire(src)
+        areas = [self._buffers.wire(trial.bytes, False, slot) for slot in range(trial.messages)]
+        receives = [wire.receiver(area, _DATA) for area in areas]
+        acknowledge = wire.sender(np.zeros(1, np.uint8), _ACK)
         rounds = repeats * trial.acks
         try:
             for receive in receives:
@@ -222,9 +243,9 @@ class MpiProber:
             acknowledge.Start()
             self._wait(acknowledge, src)
             for number in range(rounds):
-                for wire, receive in zip(wires, receives, strict=True):
+                for area, receive in zip(areas, receives, strict=True):
                     self._wait(receive, src)
-                    self._buffers.after_receive(wire)
+                    self._buffers.after_receive(area)
                 if number + 1 < rounds:  # post before the reply: the next message must find its receive
                     for receive in receives:
                         receive.Start()
@@ -239,55 +260,69 @@ class MpiProber:
         The first member's clock runs from the common start until every member is done: flows that did not
         overlap, because a rank came late, then show as more time and never as less.
         """
-        comm, byte = self._comm, self._MPI.BYTE
         elapsed: list[list[float]] = []
         for row in probe.trials:
             flows = list(zip(probe.flows, row, strict=True))
-            into = [
-                (src, self._buffers.wire(trial.bytes, False, slot))
-                for slot, ((src, dst), trial) in enumerate(flows)
-                if dst == self._rank
-            ]
-            out = [
-                (dst, self._buffers.wire(trial.bytes, True, slot))
-                for slot, ((src, dst), trial) in enumerate(flows)
-                if src == self._rank
-            ]
-            replies = np.empty(len(out) + 1, np.uint8)
+            into, out = self._flows_in(flows), self._flows_out(flows)
             elapsed.append([])
-            for _ in range(probe.repeats):
-                pending = [(comm.Irecv([wire, byte], src, _DATA), src, wire) for src, wire in into]
-                for slot, (dst, _) in enumerate(out):
-                    pending.append((comm.Irecv([replies[slot : slot + 1], byte], dst, _ACK), dst, None))
-                self._gather(members)
-                start = time.perf_counter()
-                self._release(members)
-                for dst, wire in out:
-                    self._buffers.before_send(wire)
-                    pending.append((comm.Isend([wire, byte], dst, _DATA), dst, None))
-                self._drain(pending)
-                self._gather(members)
-                elapsed[-1].append((time.perf_counter() - start) * 1e6)
-                self._release(members)
+            try:
+                for _ in range(probe.repeats):
+                    for flow in into:
+                        flow.message.Start()
+                    for flow in out:
+                        flow.answer.Start()
+                    self._gather(members)
+                    start = time.perf_counter()
+                    self._release(members)
+                    for flow in out:
+                        self._buffers.before_send(flow.area)
+                        flow.message.Start()
+                    self._drain(into, out)
+                    self._gather(members)
+                    elapsed[-1].append((time.perf_counter() - start) * 1e6)
+                    self._release(members)
+            finally:
+                _free(request for flow in (*into, *out) for request in (flow.message, flow.answer))
         return elapsed
 
-    def _drain(self, pending: list[tuple[Any, int, Any]]) -> None:
-        """Complete all requests (request, peer, buffer to fill or None); answer each message that arrives."""
-        reply, polls, limit = np.zeros(1, np.uint8), 0, time.monotonic() + self._deadline_s
-        while pending:
-            left = []
-            for item in pending:
-                request, peer, wire = item
-                if not request.Test():
-                    left.append(item)
-                elif wire is not None:
-                    self._buffers.after_receive(wire)
-                    left.append((self._comm.Isend([reply, self._MPI.BYTE], peer, _ACK), peer, None))
-            pending = left
+    def _flows_in(self, flows: Sequence[tuple[tuple[int, int], Trial]]) -> list[_Flow]:
+        """Those that end here."""
+        found = []
+        for slot, ((src, dst), trial) in enumerate(flows):
+            if dst == self._rank:
+                wire, area = self._wire(src), self._buffers.wire(trial.bytes, False, slot)
+                answer = wire.sender(np.zeros(1, np.uint8), _ACK)
+                found.append(_Flow(src, area, wire.receiver(area, _DATA), answer))
+        return found
+
+    def _flows_out(self, flows: Sequence[tuple[tuple[int, int], Trial]]) -> list[_Flow]:
+        """Those that begin here."""
+        found = []
+        for slot, ((src, dst), trial) in enumerate(flows):
+            if src == self._rank:
+                wire, area = self._wire(dst), self._buffers.wire(trial.bytes, True, slot)
+                answer = wire.receiver(np.empty(1, np.uint8), _ACK)
+                found.append(_Flow(dst, area, wire.sender(area, _DATA), answer))
+        return found
+
+    def _drain(self, into: Iterable[_Flow], out: Iterable[_Flow]) -> None:
+        """Complete all flows; answer each message that arrives."""
+        polls, limit = 0, time.monotonic() + self._deadline_s
+        unanswered = list(into)
+        pending = [(flow.peer, request) for flow in out for request in (flow.message, flow.answer)]
+        while pending or unanswered:
+            for flow in unanswered[:]:
+                if flow.message.Test():
+                    self._buffers.after_receive(flow.area)
+                    flow.answer.Start()
+                    unanswered.remove(flow)
+                    pending.append((flow.peer, flow.answer))
+            pending = [(peer, request) for peer, request in pending if not request.Test()]
             os.sched_yield()
             polls += 1
-            if polls % 512 == 0 and time.monotonic() > limit:
-                raise Stalled(pending[0][1], "its messages while flows ran together")
+            if (pending or unanswered) and polls % 512 == 0 and time.monotonic() > limit:
+                peer = unanswered[0].peer if unanswered else pending[0][0]
+                raise Stalled(peer, "its messages while flows ran together")
 
     def _gather(self, members: Sequence[int]) -> None:
         """The first member learns that all are here."""
@@ -306,6 +341,12 @@ class MpiProber:
                 self._wait(self._comm.Isend([token, self._MPI.BYTE], rank, _GATE), rank)
         else:
             self._wait(self._comm.Irecv([token, self._MPI.BYTE], first, _GATE), first)
+
+    def _wire(self, peer: int) -> Wire:
+        """What is measured of the way to a rank."""
+        if peer not in self._wires:
+            self._wires[peer] = MpiWire(self._MPI, self._comm, peer)
+        return self._wires[peer]
 
     def _wait(self, request: Any, peer: int) -> None:
         test: Callable[[], bool] = request.Test
@@ -340,10 +381,19 @@ class MpiProber:
         )
 
 
-def _free(requests: Sequence[Any]) -> None:
+@dataclass(frozen=True, slots=True)
+class _Flow:
+    """One of several at once, as one of its two ranks has it."""
+
+    peer: int
+    area: Any
+    message: Request
+    answer: Request
+
+
+def _free(requests: Iterable[Request]) -> None:
     for request in requests:
-        if request != type(request)():  # an active request is freed by MPI once it completes
-            request.Free()
+        request.Free()  # MPI frees an active one once it is done
 
 
 def _cores() -> int:

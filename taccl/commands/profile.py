@@ -14,6 +14,7 @@ from taccl.commands.run import RankedCommand, Size
 from taccl.errors import UsageError
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable, Sequence
 
     from taccl.profiles.measure.codec_fit import CodecFit
@@ -52,6 +53,14 @@ class Sizes(click.ParamType):  # type: ignore[type-arg]
     default="auto",
     show_default=True,
     help="Memory that messages start from and end in; auto takes the GPU where there is one.",
+)
+@click.option(
+    "--transport",
+    type=click.Choice(["auto", "mpi"]),
+    default="auto",
+    show_default=True,
+    help="Between nodes; auto takes what `taccl run` takes by itself for host memory: TCP, where no node has an RDMA "
+    "network.",
 )
 @click.option("--quick", is_flag=True, help="Fewer and smaller messages: seconds instead of a minute.")
 @click.option(
@@ -99,6 +108,7 @@ class Sizes(click.ParamType):  # type: ignore[type-arg]
 def command(
     output: str,
     device: str,
+    transport: str,
     quick: bool,
     sizes: tuple[int, ...],
     name: str | None,
@@ -125,7 +135,7 @@ def command(
         place = job.together(
             "the reading of the options", lambda: _prepare(job, click.get_current_context().params)
         )
-        same = (place, output, quick, sizes, name, deadline, codecs is None, as_json)
+        same = (place, transport, output, quick, sizes, name, deadline, codecs is None, as_json)
         job.agree_on(hashlib.sha256(repr(same).encode()).digest(), "measurement")
         found: Sequence[CodecFit] = ()
         if codecs is not None:
@@ -133,7 +143,9 @@ def command(
 
             found = profile_codecs(job, codecs, dtype, data, topology, output, quick, as_json)
         if topology is None:
-            _measure_links(job, _prober(job, place, deadline), output, quick, sizes, name, as_json, found)
+            _measure_links(
+                job, _prober(job, place, transport, deadline), output, quick, sizes, name, as_json, found
+            )
 
 
 def _check_together(options: dict[str, Any]) -> None:
@@ -143,8 +155,11 @@ def _check_together(options: dict[str, Any]) -> None:
         raise click.UsageError("--json and -o - both want stdout; name a file for the profile")
     if coding and options["device"] == "cuda":
         raise click.UsageError("--codecs work in host memory; leave out --device cuda")
-    if coding and options["topology"] is not None and (options["sizes"] or options["name"] is not None):
-        raise click.UsageError("-t measures no links and keeps the name; leave out --sizes and --name")
+    links = options["sizes"] or options["name"] is not None or options["transport"] != "auto"
+    if coding and options["topology"] is not None and links:
+        raise click.UsageError(
+            "-t measures no links and keeps the name; leave out --sizes, --name and --transport"
+        )
     if not coding and any(options[one] is not None for one in ("dtype", "data", "topology")):
         raise click.UsageError("--dtype, --data and -t are for --codecs: name the codecs to measure")
 
@@ -167,20 +182,25 @@ def _prepare(job: Job, options: dict[str, Any]) -> str:
     return gpu.choose(device) if device == "cuda" else str(device)
 
 
-def _prober(job: Job, place: str, deadline: float) -> MpiProber:
+def _prober(job: Job, place: str, transport: str, deadline: float) -> MpiProber:
     import numpy as np
 
     from taccl.profiles.measure.buffers import buffers
     from taccl.profiles.measure.mpi_prober import MpiProber
-    from taccl.runtime import gpu
+    from taccl.runtime import connections, gpu
 
     if place == "auto":
         # All ranks must measure the same kind of memory: the GPU only where every rank has one.
         mine = np.array([gpu.choose("auto") == "cuda"], np.uint8)
         place = "cuda" if job.gather_bytes(mine, "the choice of the device").all() else "host"
     memory = job.together("the choice of the device", lambda: buffers(place, job.board.node_slot))
+    made: dict[int, socket.socket] = {}
+    if place == "host" and transport == "auto":
+        made, why = connections.between_nodes(job)
+        if why and job.rank == 0:
+            click.echo(f"taccl: messages between nodes go over MPI: {why}", err=True)
     with job.waiting("it waits for the other ranks before the measurement"):
-        return MpiProber(job.MPI, job.MPI.COMM_WORLD, memory, deadline)
+        return MpiProber(job.MPI, job.MPI.COMM_WORLD, memory, deadline, made)
 
 
 def _measure_links(
@@ -206,14 +226,13 @@ def _measure_links(
         prober.serve()
         return
     library, memory = mpi.library(job.MPI), " and ".join(prober.memory)
-    click.echo(
-        f"taccl: measuring {job.ranks} ranks over {library.name} {library.version}, {memory}", err=True
-    )
+    way = f"{library.name} {library.version}{', between nodes over TCP' if prober.over_tcp else ''}"
+    click.echo(f"taccl: measuring {job.ranks} ranks over {way}, {memory}", err=True)
     warned = warnings(prober.hosts, prober.cores, prober.busy)
     for line in warned:
         click.echo(f"taccl: {line}", err=True)
     found = survey(prober, QUICK if quick else FULL, sizes, _progress())
-    source = f"taccl profile: measured over {library.name} {library.version}, {memory}"
+    source = f"taccl profile: measured over {way}, {memory}"
     result = replace(topology(found, name or "measured", source), codecs=tuple(fit.cost for fit in codecs))
     write_output(output, write_topology(result))
     described = {**document(found, result, codecs), "warnings": warned}
