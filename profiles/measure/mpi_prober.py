@@ -28,6 +28,9 @@ _COMMAND, _RESULT, _DATA, _ACK, _GATE = 1, 2, 3, 4, 5  # tags
 _SIGN_OF_LIFE = "-"  # rank 0 is alive, though it has nothing to do for this rank
 _NAP_S = 0.0005
 _POLLS_PER_CLOCK = 2048  # polls between two looks at the deadline
+# Polls between two calls of MPI by a rank that waits for something else: a command that it has sent may still be in
+# there, waiting for a connection to its receiver. So many take longer than most messages.
+_POLLS_PER_CALL = 256
 
 
 class Stalled(Exception):
@@ -320,6 +323,8 @@ class MpiProber:
             pending = [(peer, request) for peer, request in pending if not request.Test()]
             os.sched_yield()
             polls += 1
+            if polls % _POLLS_PER_CALL == 0:
+                self._call_library()
             if (pending or unanswered) and polls % 512 == 0 and time.monotonic() > limit:
                 peer = unanswered[0].peer if unanswered else pending[0][0]
                 raise Stalled(peer, "its messages while flows ran together")
@@ -354,12 +359,17 @@ class MpiProber:
         while not test():
             os.sched_yield()
             polls += 1
+            if polls % _POLLS_PER_CALL == 0:
+                self._call_library()
             if polls % _POLLS_PER_CLOCK == 0:
                 now = time.monotonic()
                 if not limit:
                     limit = now + self._deadline_s
                 elif now > limit:
                     raise Stalled(peer, "a message or its acknowledgement")
+
+    def _call_library(self) -> None:
+        self._comm.Iprobe(self._MPI.ANY_SOURCE, self._MPI.ANY_TAG)
 
     def _sleep_for(self, rank: int, tag: int, limit_s: float) -> str | None:
         """Wait for a text from a rank without burning its core; None when the time is over."""
