@@ -121,8 +121,8 @@ def test_a_message_of_another_length_is_refused(pair: Pair) -> None:
         receive.Test()
 
 
-def test_who_waits_for_a_lost_connection_waits(pair: Pair) -> None:
-    """Until his deadline, which names the peer; the job may end before it for a better known reason."""
+def test_a_rank_that_waits_for_a_lost_connection_waits(pair: Pair) -> None:
+    """Until its deadline, which names the peer; the job may end before it for a better known reason."""
     mine, _, _, other = pair
     send, receive = mine.sender(np.zeros(10, np.uint8), 1), mine.receiver(np.zeros(10, np.uint8), 1)
     receive.Start()
@@ -130,3 +130,4 @@ def test_who_waits_for_a_lost_connection_waits(pair: Pair) -> None:
     assert not any(receive.Test() for _ in range(10))
     send.Start()
     assert not any(send.Test() for _ in range(10))
+    assert mine.lost == "it has ended"

@@ -384,6 +384,12 @@ class MpiProber:
         return data.tobytes().decode()
 
     def _describe(self, error: Stalled) -> str:
+        wire = self._wires.get(error.peer)
+        if isinstance(wire, TcpWire) and wire.lost:
+            return (
+                f"rank {self._rank} has lost its connection to rank {error.peer} ({wire.lost}); it may have died, look "
+                "at its host and the network between them"
+            )
         return (
             f"rank {error.peer} stopped answering: rank {self._rank} waited {self._deadline_s:g} s for "
             f"{error.waited_for}; it may have stopped or died, look at its host, or raise --deadline when "

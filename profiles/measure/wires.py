@@ -5,6 +5,8 @@ A message is made once, as a request of MPI is: `Start` begins it, `Test` says w
 
 from __future__ import annotations
 
+import errno
+import os
 import socket
 import struct
 from collections import defaultdict, deque
@@ -71,7 +73,7 @@ class TcpWire:
         self._missing = self._head  # of what comes now
         self._now: _TcpReceive | None = None
         self._waits = False  # the head is of a message that nobody receives yet
-        self._lost = False
+        self.lost = ""  # why it is
 
     def sender(self, data: Any, tag: int) -> Request:
         return _TcpSend(self, data, tag)
@@ -100,14 +102,14 @@ class TcpWire:
         self._read()
 
     def _write(self) -> None:
-        while self._out and not self._lost:
+        while self._out and not self.lost:
             message, parts = self._out[0]
             try:
                 taken = self._connection.sendmsg(parts)
             except BlockingIOError:
                 return
-            except OSError:
-                self._lost = True
+            except OSError as error:
+                self.lost = os.strerror(error.errno or errno.EIO)
                 return
             while parts and taken >= len(parts[0]):
                 taken -= len(parts.pop(0))
@@ -121,16 +123,17 @@ class TcpWire:
         if self._waits:
             self._look_at_head()
         for _ in range(READS):
-            if self._waits or self._lost:
+            if self._waits or self.lost:
                 return
             try:
                 got = self._connection.recv_into(self._missing)
             except BlockingIOError:
                 return
-            except OSError:
-                got = 0
+            except OSError as error:
+                self.lost = os.strerror(error.errno or errno.EIO)
+                return
             if not got:
-                self._lost = True
+                self.lost = "it has ended"
                 return
             self._missing = self._missing[got:]
             if len(self._missing):
