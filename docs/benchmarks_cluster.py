@@ -112,7 +112,9 @@ def case(
     with cluster(wanted) as running:
         for collective, size in rows:
             usual = folder / f"{collective}-{size}.json"
-            program, which, first_us = choose(running, usual, size) if chosen else (usual, "", 0.0)
+            program, which, first_us, engine = usual, "", 0.0, ""
+            if chosen:
+                program, which, first_us, engine = choose(running, usual, size)
             found, made, library = row(running, collective, size, folder, program)
             if not ratios:
                 mbit = ", ".join(f"{rate / 1e6:g}" for rate in wanted.rate_bits)
@@ -131,7 +133,7 @@ def case(
             cells = [
                 collective, size, f"{its / 1e3:.1f}", f"{here / 1e3:.1f}", f"{here / its:.2f}",
                 f"{said / 1e3:.1f}", f"{here / said:.2f}", f"{made['lower_bound_us'] / 1e3:.1f}",
-                engine_of(made, program),
+                engine or str(made["engine"]),
             ]  # fmt: skip
             if chosen:
                 cells += [which, f"{first_us / 1e3:.1f}"]
@@ -158,23 +160,24 @@ def synthesise(profile: Path, collective: str, size: str, folder: Path, alternat
     said.write_text(subprocess.run(asked, check=True, stdout=subprocess.PIPE, text=True, cwd=ROOT).stdout)
 
 
-def choose(running: Cluster, usual: Path, size: str) -> tuple[Path, str, float]:
-    """(the quickest program of a row, which of how many it is, us of the one that the model likes best)."""
+def choose(running: Cluster, usual: Path, size: str) -> tuple[Path, str, float, str]:
+    """(the quickest program of a row, which of how many it is, us of the one that the model likes best, its engine)."""
     said = json.loads(usual.with_suffix(".said.json").read_text())
     programs = [usual, *(Path(other["path"]) for other in said.get("alternatives", ()))]
-    if len(programs) == 1:
-        return usual, "1 of 1", float("nan")
+    best = usual.with_suffix(".best.json")
     rounds, runs = map(str, ROUNDS[size])
     done = on_ranks(
         running, "choose", *map(str, programs), "--rounds", rounds, "-n", runs, "-w", str(int(runs != "1")),
-        "--deadline", "300", "--json",
+        "--deadline", "300", "-o", str(best), "--json",
     )  # fmt: skip
     found = json.loads(done)
     place = [Path(one["file"]) for one in found["programs"]].index(Path(found["chosen"]))
+    without = ", no turns" * (found["turns"] is False)
     return (
-        programs[place],
-        f"{place + 1} of {len(programs)}",
+        best,
+        f"{place + 1} of {len(programs)}{without}",
         float(found["programs"][0]["median_time_us"]),
+        engine_of(said, programs[place]),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,8 @@ class Timed:
     times_us: tuple[float, ...]  # of each round its median, the slowest rank's
     wrong: int  # elements that are wrong, and bytes written outside the buffers
     sends: int  # of all ranks
+    candidate: int = 0  # which
+    turns: bool | None = None  # whether its messages took turns; None: it has none to take
 
     @property
     def median_us(self) -> float:
@@ -37,27 +39,55 @@ def time_in_turns(
     neighbours: Neighbours,
     rounds: int,
     data: Mapping[str, Any] | None = None,
+    both_ways: bool = False,
 ) -> list[Timed]:
     """Time every program once a round, so that what changes on the cluster meanwhile changes for all; collective.
 
     candidates: each with settings of one size, type, reduction, mode and codec. data: as of `measure`. Results are
-    checked in the first round. A program that is wrong ends the timing of all.
+    checked in the first round. A program that is wrong ends the timing of all. both_ways: programs whose messages take
+    turns are timed without them, too, after all others; whether that is quicker no model tells.
     """
-    times: list[list[float]] = [[] for _ in candidates]
-    wrong = [0] * len(candidates)
+    ways = [_Way(number, settings) for number, (_, settings) in enumerate(candidates)]
     for turn in range(rounds):
-        for index, (loaded, settings) in enumerate(candidates):
-            asked = replace(settings, checks=0) if turn else settings
-            (row,) = measure(job, loaded, asked, neighbours, None, data)
-            (found,) = row.modes.values()
-            times[index].append(found.time.median)
-            wrong[index] += (found.wrong or 0) + found.outside
-        if any(wrong):
+        for way in ways:
+            _time(job, candidates[way.candidate][0], way, turn == 0, neighbours, data)
+        if turn == 0 and both_ways:
+            without = [
+                _Way(way.candidate, replace(way.settings, turns=False), False) for way in ways if way.turns
+            ]
+            for way in without:
+                _time(job, candidates[way.candidate][0], way, True, neighbours, data)
+            ways += without
+        if any(way.wrong for way in ways):
             break
     return [
-        Timed(tuple(taken), bad, _sends(loaded.program))
-        for taken, bad, (loaded, _) in zip(times, wrong, candidates, strict=True)
+        Timed(tuple(w.times_us), w.wrong, _sends(candidates[w.candidate][0].program), w.candidate, w.turns)
+        for w in ways
     ]
+
+
+@dataclass(slots=True)
+class _Way:
+    """A way to run a candidate, and what has been seen of it."""
+
+    candidate: int
+    settings: Settings
+    turns: bool | None = None
+    times_us: list[float] = field(default_factory=list)
+    wrong: int = 0
+
+
+def _time(
+    job: Job, loaded: Loaded, way: _Way, checked: bool, neighbours: Neighbours, data: Mapping[str, Any] | None
+) -> None:
+    """One round of a way."""
+    asked = way.settings if checked else replace(way.settings, checks=0)
+    (row,) = measure(job, loaded, asked, neighbours, None, data)
+    (found,) = row.modes.values()
+    way.times_us.append(found.time.median)
+    way.wrong += (found.wrong or 0) + found.outside
+    if found.turns:
+        way.turns = True
 
 
 def beats(one: Timed, other: Timed) -> bool:

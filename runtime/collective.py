@@ -62,7 +62,7 @@ class BoundCollective:
         facts = (
             collective, dtype.name, op, shape, inplace, None if codec is None else codec.name, links,
             None if plan is None else plan.facts(), feedback is not None, reach is not None,
-            loaded.topology is None,
+            loaded.topology is None, loaded.turns,
         )  # fmt: skip
         job.agree_on(fingerprint(loaded.program, facts), "program or arrays")
         neighbours = job.reach_nodes(job.share_memory()) if reach is None else reach[1]
@@ -91,7 +91,7 @@ class BoundCollective:
         cuda = None
         if reach is None:
             known, taken = loaded.topology, None
-            if known is not None and codec is None:
+            if known is not None and codec is None and loaded.turns:
                 taken = agreed_turns(job, compiled, chunk_bytes, neighbours, known)
             self._transport, empty = host_transport(
                 job, compiled, chunk_bytes, neighbours, host_kind(neighbours), taken=taken, topology=known

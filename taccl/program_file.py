@@ -25,6 +25,7 @@ MAX_NATIVE_BYTES = 256 << 20
 # Beyond so many ranks no program is made: one send peer and one receive peer to a threadblock, a GPU has no room for
 # the threadblocks of a schedule with hundreds of peers, and MSCCL's loaders were written for far fewer.
 LOWERED_RANKS = 128
+TURNS = "turns"  # in the provenance of a native file: false where `taccl choose` found it quicker without
 HEAD_CHARACTERS = 200  # in which a native file that taccl wrote says what it is
 
 

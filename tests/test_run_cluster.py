@@ -3,13 +3,18 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import runtime_programs as programs
 from mpi_jobs import needs_mpi
+from native_algorithms import timed
 
+from taccl.profiles.load import load_topology
+from taccl.synth.collective import build
 from taccl.synth.msccl_xml import write_xml
+from taccl.synth.native import read_native, write_native
 
 ROOT = Path(__file__).resolve().parent.parent
 pytestmark = [*needs_mpi, pytest.mark.cluster, pytest.mark.alone]
@@ -122,6 +127,38 @@ def test_a_run_says_which_sizes_take_turns(tmp_path, asked):
         f"taccl: 16384 bytes, out of place: no turns: {short['no_turns']}",
         "taccl: 1048576 bytes, out of place: 6 messages wait for their turns",
     ]
+
+
+def test_what_is_quicker_without_turns_is_chosen_and_run_without(tmp_path):
+    """A program with turns is timed both ways; the file that is written says which, and a run does as it says."""
+    profile, path, best = tmp_path / "slow.yaml", tmp_path / "alltoall.json", tmp_path / "best.json"
+    profile.write_text(SLOW_UPLINKS)
+    topology = load_topology(str(profile))
+    algorithm = timed(topology, build("alltoall", 4), "direct", 2**20)
+    path.write_text(write_native(algorithm, topology))
+    once = ("-n", "1", "-w", "0", "--deadline", "20")
+    done = on_two_nodes(2, "1gbit", "choose", str(path), *once, "--rounds", "2", "-o", str(best), "--json")
+    found = json.loads(done.stdout[done.stdout.index("{") :])
+    with_turns, without = found["programs"]
+    assert (with_turns["turns"], without["turns"], len(without["times_us"])) == (True, False, 2)
+    quicker = all(1.01 * b < a for a, b in zip(with_turns["times_us"], without["times_us"], strict=True))
+    assert found["turns"] is not quicker
+    if not quicker:
+        assert best.read_bytes() == path.read_bytes()
+    chosen, _ = read_native(best.read_text())
+    assert chosen.provenance == algorithm.provenance | ({"turns": False} if quicker else {})
+    # Whatever this machine found, what such a file says is done.
+    path.write_text(write_native(replace(algorithm, provenance={"turns": False}), topology))
+    for asked, waits in (((), None), (("--turns",), 6)):
+        out = tmp_path / "out.json"
+        sizes = ("-b", "1M", "-e", "1M", "--out-of-place", "--no-reference", *once, *asked)
+        on_two_nodes(2, "1gbit", "run", str(path), *sizes, "--json", str(out))
+        (row,) = json.loads(out.read_text())["results"]
+        assert row["out_of_place"]["messages_with_turns"] == waits
+    asked = ("choose", str(path), *once, "--rounds", "1", "--turns", "--json")
+    done = on_two_nodes(2, "1gbit", *asked)
+    (only,) = json.loads(done.stdout[done.stdout.index("{") :])["programs"]
+    assert only["turns"] is True
 
 
 APART = ("env", "TACCL_INTERFACES=lo", sys.executable, "-m", "taccl")

@@ -17,7 +17,7 @@ from taccl.commands.run_options import DEADLINE_S, execution_options
 from taccl.commands.run_prepare import check_same_work, predictor, prepare, with_transport
 from taccl.commands.run_report import how, transports_used, where
 from taccl.errors import CheckFailed, UsageError
-from taccl.program_file import collective_options
+from taccl.program_file import TURNS, collective_options
 
 if TYPE_CHECKING:
     from taccl.runtime.bench import Loaded
@@ -81,6 +81,8 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     FILEs are MSCCL XML or native .json algorithms of one collective, as `taccl synth --alternatives` makes them.
     They take turns, every one is checked element by element, and the slowest rank's time counts. A program is taken
     before one that is named earlier when it was quicker by 1 % in the median and in at least four of five rounds.
+    One whose messages take turns on shared uplinks is timed without them, too, unless --turns or --no-turns is
+    given; a native file that is quicker so is written with that in its provenance, which `taccl run` obeys.
     Short times differ from run to run: below some ten milliseconds give -n 20 or more.
 
         taccl synth -t cluster.yaml -c allreduce --size 64MB -o a.json --alternatives 5
@@ -130,11 +132,12 @@ def _choose(job: Job, options: dict[str, Any]) -> None:
         for loaded, own in candidates
     ]
     timed = choose.time_in_turns(
-        job, several, neighbours, options["rounds"], None if data is None else data.values
-    )
+        job, several, neighbours, options["rounds"], None if data is None else data.values,
+        both_ways=options["turns"] is None,
+    )  # fmt: skip
     if neighbours.nccl is not None:
         neighbours.nccl.close(job)
-    wrong = [file for file, one in zip(options["files"], timed, strict=True) if one.wrong]
+    wrong = [options["files"][one.candidate] for one in timed if one.wrong]
     if wrong:
         job.fail_alike(CheckFailed(f"{wrong[0]} gives wrong data; nothing was chosen"))
     best = choose.quickest(timed)
@@ -145,7 +148,10 @@ def _choose(job: Job, options: dict[str, Any]) -> None:
         if not first
         else _document(job, candidates[0][0], settings, neighbours, options, timed, predicted, best)
     )
-    job.together("the writing of the results", lambda: _write(options, made, kept[best], first))
+    chosen = timed[best]
+    job.together(
+        "the writing of the results", lambda: _write(options, made, kept[chosen.candidate], chosen, first)
+    )
 
 
 def _candidates(job: Job, options: dict[str, Any]) -> list[tuple[Loaded, Settings]]:
@@ -218,15 +224,17 @@ def _predicted(loaded: Loaded, settings: Settings) -> float | None:
     return None if predict is None else predict(settings.sizes_bytes[0])
 
 
-def _table(names: tuple[str, ...], timed: list[Timed], predicted: list[float | None], best: int) -> str:
+def _table(files: tuple[str, ...], timed: list[Timed], predicted: list[float | None], best: int) -> str:
     from taccl.runtime.choose import beats
 
+    names = [files[one.candidate] + (" --no-turns" if one.turns is False else "") for one in timed]
     wide = max(map(len, names))
     lines = [
         f"# {'file':<{wide}}  {'sends':>6}  {'predicted (us)':>14}  {'time (us)':>12}  {'least':>12}  {'most':>12}  "
         f"{'of the chosen':>13}"
     ]
-    for name, one, model in zip(names, timed, predicted, strict=True):
+    for name, one in zip(names, timed, strict=True):
+        model = predicted[one.candidate]
         said = "" if model is None else f"{model:.2f}"
         ratio = one.median_us / timed[best].median_us
         times = "  ".join(f"{us:>12.2f}" for us in (one.median_us, min(one.times_us), max(one.times_us)))
@@ -242,17 +250,34 @@ def _table(names: tuple[str, ...], timed: list[Timed], predicted: list[float | N
     return "\n".join(lines)
 
 
-def _write(options: dict[str, Any], made: dict[str, object], chosen: bytes, first: bool) -> None:
+def _write(options: dict[str, Any], made: dict[str, object], kept: bytes, chosen: Timed, first: bool) -> None:
     """On rank 0 the copy of the chosen file, of these bytes, and the JSON document."""
     if not first:
         return
-    if options["output"] is not None:
-        write_output(options["output"], chosen)
+    output = options["output"]
+    if output is not None:
+        without = chosen.turns is False
+        if without and output.endswith(".json"):
+            kept = _without_turns(kept, options["files"][chosen.candidate])
+        write_output(output, kept)
         if not options["as_json"]:
-            print(f"# written to {options['output']}", flush=True)
+            print(f"# written to {output}", flush=True)
+            if without and not output.endswith(".json"):
+                print("# XML cannot say that it is to be run with --no-turns", flush=True)
     if options["as_json"]:
         json.dump(made, sys.stdout, indent=2, allow_nan=False)
         print(flush=True)
+
+
+def _without_turns(kept: bytes, file: str) -> bytes:
+    """A native file that says that it is run without turns."""
+    from dataclasses import replace
+
+    from taccl.synth.native import read_schedule, write_native
+
+    algorithm, topology = read_schedule(kept.decode("utf-8"), file)
+    marked = replace(algorithm, provenance={**algorithm.provenance, TURNS: False})
+    return write_native(marked, topology).encode("utf-8")
 
 
 def _document(
@@ -289,17 +314,19 @@ def _document(
         "rounds": options["rounds"],
         "iterations": settings.iterations,
         "warmup": settings.warmup,
-        "chosen": files[best],
+        "chosen": files[timed[best].candidate],
+        "turns": timed[best].turns,
         "path": options["output"],
         "programs": [
             {
-                "file": file,
+                "file": files[one.candidate],
+                "turns": one.turns,
                 "sends": one.sends,
-                "predicted_time_us": model,
+                "predicted_time_us": predicted[one.candidate],
                 "median_time_us": round(one.median_us, 3),
                 "times_us": [round(time_us, 3) for time_us in one.times_us],
                 "slower": beats(timed[best], one),
             }
-            for file, one, model in zip(files, timed, predicted, strict=True)
+            for one in timed
         ],
     }

@@ -55,10 +55,10 @@ _OPTIONS = (
     ),
     click.option(
         "--turns/--no-turns",
-        default=True,
-        show_default=True,
+        default=None,
         help="With --pace: messages that share an uplink take the turns that the model of the cluster gives "
-        "them, where --profile or a native file has one.",
+        "them, where --profile or a native file has one. Default: they do, unless `taccl choose` wrote into the file "
+        "that it is quicker without.",
     ),
     click.option(
         "--codec-links",

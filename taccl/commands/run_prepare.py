@@ -69,7 +69,8 @@ def prepare(job: Job, options: dict[str, Any]) -> tuple[Loaded, Loaded | None, S
         iterations=options["iters"], warmup=options["warmup"], checks=options["checks"], device=device,
         transport=_transport(options["transport"], device, options["buffers"], options["pace"]),
         buffers=options["buffers"],
-        accumulate=options["accumulate"], pace=options["pace"], turns=options["turns"], reference=options["reference"],
+        accumulate=options["accumulate"], pace=options["pace"],
+        turns=loaded.turns if options["turns"] is None else options["turns"], reference=options["reference"],
         calibrate=options["calibrate"], deadline_s=options["deadline"], codecs=coded.names,
         codec_links=coded.links, codec_at=options["codec_at"], recode=options["recode"],
     )  # fmt: skip
@@ -85,7 +86,7 @@ def load_program(job: Job, file: str, options: dict[str, Any]) -> tuple[Loaded, 
     """The program of a file, and what was read. Raises UsageError when the job has another number of ranks."""
     from dataclasses import replace
 
-    from taccl.program_file import open_program
+    from taccl.program_file import TURNS, open_program
     from taccl.runtime.bench import Loaded
     from taccl.runtime.semantics import check_buffers, collective_of
     from taccl.runtime.trace import trace
@@ -113,7 +114,8 @@ def load_program(job: Job, file: str, options: dict[str, Any]) -> tuple[Loaded, 
     apart = all(pair is None for pair in collective.inplace)
     claimed = {"out_of_place": program.outofplace, "in_place": program.inplace and not apart}
     modes = tuple(mode for mode in claimed if claimed[mode])
-    return Loaded(program, collective, order, modes, inferred=inferred), opened
+    turns = opened.algorithm is None or opened.algorithm.provenance.get(TURNS) is not False
+    return Loaded(program, collective, order, modes, inferred=inferred, turns=turns), opened
 
 
 def _check_against(options: dict[str, Any], loaded: Loaded, against: Loaded) -> None:
