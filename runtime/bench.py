@@ -56,9 +56,7 @@ class Loaded:
     planned: Planned | None = None  # the coding plan of its file, where settings follow it
     topology: Topology | None = None  # the cluster whose links it uses, where that is known
     inferred: bool = False  # whether the collective was read off the moves of the program
-    turns: bool = (
-        True  # whether its file leaves turns to those who run it; False: `taccl choose` found none quicker
-    )
+    turns: bool = True  # False: its file says that it is quicker without
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,7 +107,9 @@ def _choose(job: Job, options: dict[str, Any]) -> None:
         "the reading of the data", lambda: read_data(options["data"], candidates[0][1].dtypes)
     )
     digests = [fingerprint(loaded.program, (settings, loaded.collective)) for loaded, settings in candidates]
-    asked = (options["rounds"], options["output"], options["as_json"], data and data.digest)
+    asked = (
+        options["rounds"], options["output"], options["as_json"], options["turns"], data and data.digest,
+    )  # fmt: skip
     job.agree_on(fingerprint(candidates[0][0].program, (digests, asked)), "list of programs")
     # What is written is what was timed, whatever becomes of the files meanwhile.
     kept = job.together(
