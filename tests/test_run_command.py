@@ -181,6 +181,8 @@ def test_wrong_data_fails_with_code_1_on_every_rank(saved):
         (4, ("STEP",), 3, "step.xml:"),
         (4, ("GOOD", "--in-place"), 2, "does not claim to work in place"),
         (4, ("GOOD", "-b", "2M", "-e", "1M"), 2, "-b 2097152 is larger than -e 1048576"),
+        (4, ("GOOD", "-b", "0"), 2, "-b 0: sizes and steps must be at least one byte"),
+        (4, ("GOOD", "-i", "0"), 2, "-i 0: sizes and steps must be at least one byte"),
         (4, ("GOOD", "-b", "lots"), 2, "'lots' is not a size"),
         (4, ("GOOD", "--calibrate"), 2, "give --profile, or a native file"),
         (4, ("GOOD", "-n", "0"), 2, "Invalid value for '-n'"),

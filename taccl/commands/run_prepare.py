@@ -165,8 +165,9 @@ def _sizes(options: dict[str, Any]) -> tuple[int, ...]:
     least, most, by = options["min_bytes"], options["max_bytes"], options["step_bytes"]
     if least > most:
         raise UsageError(f"-b {least} is larger than -e {most}")
-    if least < 1 or (by is not None and by < 1):
-        raise UsageError("sizes and steps must be at least one byte")
+    for option, given in (("-b", least), ("-i", by)):
+        if given is not None and given < 1:
+            raise UsageError(f"{option} {given}: sizes and steps must be at least one byte")
     if by is not None and (most - least) // by >= MAX_ROWS:
         raise UsageError(f"-i {by} makes more than {MAX_ROWS} sizes")
     sizes, size = [], least
