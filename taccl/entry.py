@@ -77,8 +77,19 @@ def interrupt(*_: object) -> None:
 
 
 def voice() -> str:
-    """The name of a socket: of the ranks that one launcher has started on a host, that which holds it speaks."""
-    return f"\0taccl-start-{os.getppid()}"
+    """The name of a socket: of the ranks that one launcher has started on a host, that which holds it speaks.
+
+    Containers that share the host's network share these names, and may have launchers of the same number.
+    """
+    launcher = os.getppid()
+    numbers = began = 0
+    try:
+        numbers = os.stat("/proc/self/ns/pid").st_ino
+        with open(f"/proc/{launcher}/stat") as stat:
+            began = int(stat.read().rpartition(")")[2].split()[19])
+    except (OSError, ValueError):  # no such system, or a launcher out of sight
+        pass
+    return f"\0taccl-start-{launcher}-{began}-{numbers}"
 
 
 def speaks() -> bool:

@@ -1,6 +1,8 @@
 """Ranks that die, stall, raise, leave or diverge: the job always ends, soon, with one clear message."""
 
 import os
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -289,6 +291,32 @@ if child == 0:
     os._exit(0)
 assert os.waitpid(child, 0)[1] == 0
 print("gone" if time.monotonic() - begin < guard.LINGER_S / 2 else "there")
+"""
+
+
+def test_containers_that_share_a_network_have_voices_of_their_own():
+    """The launchers of two may have the same number, and a job of one must not keep that of the other silent."""
+    container = ["unshare", "--pid", "--fork", "--mount-proc"]
+    if (
+        shutil.which("unshare") is None
+        or subprocess.run([*container, "true"], capture_output=True).returncode
+    ):
+        pytest.skip("needs the right to make PID namespaces")
+    launcher = f"{shlex.quote(sys.executable)} -c {shlex.quote(VOICES)}; true"  # number 1 in both
+    begin = [*container, "sh", "-c", launcher]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(begin, **pipes) as one, subprocess.Popen(begin, **pipes) as other:
+        assert [one.stdout.readline(), other.stdout.readline()] == ["1 True\n"] * 2
+        one.communicate("")
+        other.communicate("")
+
+
+VOICES = """
+import os, sys
+from taccl.runtime import guard
+speaker = guard.Guard(1.0)
+print(os.getppid(), speaker.speaks(), flush=True)
+sys.stdin.read()
 """
 
 
