@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,6 +16,8 @@ from taccl.synth.program import SENDS, Program
 
 ALIKE = 1.01  # programs nearer to the quickest than this are as quick as it
 MOST_ROUNDS = 0.8  # of the rounds in which a program must have been quicker than another to be called so
+TURN_US = 200_000.0  # that a turn of the quickest takes where nobody says how many iterations it has
+MOST_ITERATIONS = 100  # then
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +27,7 @@ class Timed:
     times_us: tuple[float, ...]  # of each round its median, the slowest rank's
     wrong: int  # elements that are wrong, and bytes written outside the buffers
     sends: int  # of all ranks
+    iterations: int = 1  # of each round
     candidate: int = 0  # which
     turns: bool | None = None  # whether its messages took turns; None: it has none to take
 
@@ -40,30 +44,41 @@ def time_in_turns(
     rounds: int,
     data: Mapping[str, Any] | None = None,
     both_ways: bool = False,
+    more: bool = False,
 ) -> list[Timed]:
     """Time every program once a round, so that what changes on the cluster meanwhile changes for all; collective.
 
     candidates: each with settings of one size, type, reduction, mode and codec. data: as of `measure`. Results are
     checked in the first round. A program that is wrong ends the timing of all. both_ways: programs whose messages take
-    turns are timed without them, too, after all others; whether that is quicker no model tells.
+    turns are timed without them, too, after all others; whether that is quicker no model tells. more: where all are so
+    quick that the settings' iterations say little, the first round only tells how many more all rounds get.
     """
     ways = [_Way(number, settings) for number, (_, settings) in enumerate(candidates)]
-    for turn in range(rounds):
-        for way in ways:
-            _time(job, candidates[way.candidate][0], way, turn == 0, neighbours, data)
-        if turn == 0 and both_ways:
-            without = [
-                _Way(way.candidate, replace(way.settings, turns=False), False) for way in ways if way.turns
-            ]
-            for way in without:
-                _time(job, candidates[way.candidate][0], way, True, neighbours, data)
-            ways += without
-        if any(way.wrong for way in ways):
-            break
+
+    def round_of(some: list[_Way], checked: bool) -> None:
+        for way in some:
+            _time(job, candidates[way.candidate][0], way, checked, neighbours, data)
+
+    round_of(ways, True)
+    if both_ways:
+        without = [_Way(w.candidate, replace(w.settings, turns=False), False) for w in ways if w.turns]
+        round_of(without, True)
+        ways += without
+    wrong = any(way.wrong for way in ways)
+    iterations = candidates[0][1].iterations
+    enough = min(MOST_ITERATIONS, math.ceil(TURN_US / min(way.times_us[0] for way in ways)))
+    if more and enough > iterations and not wrong:
+        iterations = enough
+        ways = [replace(w, settings=replace(w.settings, iterations=enough), times_us=[]) for w in ways]
+    while len(ways[0].times_us) < rounds and not wrong:
+        round_of(ways, False)
     return [
-        Timed(tuple(w.times_us), w.wrong, _sends(candidates[w.candidate][0].program), w.candidate, w.turns)
+        Timed(
+            tuple(w.times_us), w.wrong, _sends(candidates[w.candidate][0].program), iterations,
+            w.candidate, w.turns,
+        )
         for w in ways
-    ]
+    ]  # fmt: skip
 
 
 @dataclass(slots=True)

@@ -85,6 +85,17 @@ entry.main()
 
 @pytest.mark.mpi
 @mpi
+def test_short_times_are_taken_more_often(natives):
+    """A turn of 64 KiB between processes of one machine is far from 0.2 s."""
+    ended = taccl(4, "choose", *natives, "--rounds", "2", "--deadline", "20", "--json")
+    assert ended.code == 0, ended.err
+    found = json.loads(ended.out)
+    assert 3 < found["iterations"] <= 100
+    assert all(len(one["times_us"]) == 2 for one in found["programs"])
+
+
+@pytest.mark.mpi
+@mpi
 def test_what_is_written_is_what_was_timed(natives, tmp_path):
     before = {Path(name).read_bytes() for name in natives}
     out = tmp_path / "best.json"
@@ -128,6 +139,7 @@ def test_what_cannot_be_compared_is_refused(saved, natives, tmp_path):
         ((ring, ring, "--size", "3KB", "-o", "-"), "-o names a file"),
         ((ring, exchange, "--size", "3KB"), "they must do the same"),
         ((ring, ring, "--size", "3KB", "-o", str(tmp_path / "a.json")), "must have the same suffix"),
+        ((ring, exchange, "--size", "3KB", "-o", str(tmp_path / "a.json")), "they must do the same"),
         ((ring, inside, "--size", "3KB"), "no mode in common"),
         ((ring, ring, "--size", "3KB", "-d", "float32,int32"), "on one type, not on float32, int32"),
         ((ring, str(tmp_path / "none.xml"), "--size", "3KB"), "none.xml"),

@@ -75,7 +75,8 @@ def codecs(
     for path in paths:
         found, others = read_samples(path, given, limit)
         samples += found
-        skipped += [f"{path}: {other}" for other in others]
+        # A .npy holds one array, of the file's name.
+        skipped += [other if other.startswith(f"{path} (") else f"{path}: {other}" for other in others]
     if not paths:
         samples = [synthetic(TYPES[name], limit) for name in ("bfloat16", "float32")]
     if as_dtype is not None:
@@ -132,7 +133,9 @@ def _table(rows: list[tuple[Sample, Measurement]]) -> list[str]:
     for sample, row in rows:
         if sample is not before:
             before = sample
-            lines.append(f"{sample.name}: {sample.values.nbytes / 1e6:.1f} MB of {sample.dtype.name}")
+            size_bytes = sample.values.nbytes
+            size = f"{size_bytes / 1e6:.1f} MB" if size_bytes >= 1e5 else f"{size_bytes} bytes"
+            lines.append(f"{sample.name}: {size} of {sample.dtype.name}")
             lines.append(
                 f"  {'codec':<9}{'ratio':>7}{'encode':>9}{'decode':>9}{'rel. error':>12}{'largest':>10}"
                 f"{'pays below, alone':>20}{'piped':>7}"

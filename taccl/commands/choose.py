@@ -1,4 +1,4 @@
-"""`mpiexec -n N taccl choose FILE FILE...`: time several programs in turns and keep the quickest."""
+"""`mpiexec -n N taccl choose FILE...`: time several programs in turns and keep the quickest."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from taccl.runtime.choose import Timed
     from taccl.runtime.job import Job, Neighbours
 
+LEAST_ITERATIONS = 3  # of a turn, where nobody says how many
+
 # What `taccl run` would ask besides.
 PLAIN = {
     "against": None, "calibrate": False, "codec_at": "collective",
@@ -33,7 +35,7 @@ PLAIN = {
 
 
 @click.command("choose", cls=RankedCommand)
-@click.argument("files", nargs=-1, required=True, metavar="FILE FILE...", shell_complete=files)
+@click.argument("files", nargs=-1, required=True, metavar="FILE...", shell_complete=files)
 @click.option(
     "-o", "--output", metavar="FILE", shell_complete=files, help="Write the quickest one there, as it is."
 )
@@ -46,7 +48,10 @@ PLAIN = {
     "--rounds", type=click.IntRange(1), default=5, show_default=True, help="In each, all files in turn."
 )
 @click.option(
-    "-n", "--iters", type=click.IntRange(1), default=3, show_default=True, help="Timed iterations of a turn."
+    "-n",
+    "--iters",
+    type=click.IntRange(1),
+    help=f"Timed iterations of a turn. Default: {LEAST_ITERATIONS}, or up to 100 where a turn takes less than 0.2 s.",
 )
 @click.option(
     "-w",
@@ -82,8 +87,8 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     They take turns, every one is checked element by element, and the slowest rank's time counts. A program is taken
     before one that is named earlier when it was quicker by 1 % in the median and in at least four of five rounds.
     One whose messages take turns on shared uplinks is timed without them, too, unless --turns or --no-turns is
-    given; a native file that is quicker so is written with that in its provenance, which `taccl run` obeys.
-    Short times differ from run to run: below some ten milliseconds give -n 20 or more.
+    given; a native file that is quicker so is written with that in its provenance, which `taccl run` obeys. So one
+    file alone has a choice, too.
 
         taccl synth -t cluster.yaml -c allreduce --size 64MB -o a.json --alternatives 5
 
@@ -101,6 +106,8 @@ def _choose(job: Job, options: dict[str, Any]) -> None:
     from taccl.runtime import choose
     from taccl.runtime.job import fingerprint
 
+    more = options["iters"] is None
+    options = {**options, "iters": options["iters"] or LEAST_ITERATIONS}
     candidates = job.together("the reading of the files", lambda: _candidates(job, options))
     # What a codec gains depends on the values.
     data = job.together(
@@ -108,7 +115,8 @@ def _choose(job: Job, options: dict[str, Any]) -> None:
     )
     digests = [fingerprint(loaded.program, (settings, loaded.collective)) for loaded, settings in candidates]
     asked = (
-        options["rounds"], options["output"], options["as_json"], options["turns"], data and data.digest,
+        options["rounds"], options["output"], options["as_json"], options["turns"], more,
+        data and data.digest,
     )  # fmt: skip
     job.agree_on(fingerprint(candidates[0][0].program, (digests, asked)), "list of programs")
     # What is written is what was timed, whatever becomes of the files meanwhile.
@@ -126,7 +134,8 @@ def _choose(job: Job, options: dict[str, Any]) -> None:
             print(line)
         mode, loaded = settings.modes[0].replace("_", " "), candidates[0][0]
         what = f"{loaded.collective.title} of {_bytes(loaded, settings)} bytes, {settings.dtypes[0].name}, {mode}"
-        times = f"warmup {settings.warmup}, iterations {settings.iterations} in each of {options['rounds']} rounds"
+        runs = f"{settings.iterations} or more" if more else settings.iterations
+        times = f"warmup {settings.warmup}, iterations {runs} in each of {options['rounds']} rounds"
         print(f"# {what}; {times}", flush=True)
     # Alike but for the coding plans of files.
     several = [
@@ -135,7 +144,7 @@ def _choose(job: Job, options: dict[str, Any]) -> None:
     ]
     timed = choose.time_in_turns(
         job, several, neighbours, options["rounds"], None if data is None else data.values,
-        both_ways=options["turns"] is None,
+        both_ways=options["turns"] is None, more=more,
     )  # fmt: skip
     if neighbours.nccl is not None:
         neighbours.nccl.close(job)
@@ -144,6 +153,8 @@ def _choose(job: Job, options: dict[str, Any]) -> None:
         job.fail_alike(CheckFailed(f"{wrong[0]} gives wrong data; nothing was chosen"))
     best = choose.quickest(timed)
     if shows:
+        if more:
+            print(f"# {timed[best].iterations} iterations in a round")
         print(_table(options["files"], timed, predicted, best), flush=True)
     made = (
         {}
@@ -163,13 +174,8 @@ def _candidates(job: Job, options: dict[str, Any]) -> list[tuple[Loaded, Setting
     names = options["files"]
     if options["output"] == "-":
         raise UsageError("-o names a file; what is written to stdout is the table, or --json's document")
-    if options["output"] is not None:
-        if any(Path(name).suffix != Path(options["output"]).suffix for name in names):
-            raise UsageError(
-                f"{options['output']} would be a copy of any one of the files: all must have the same suffix as it"
-            )
-        if job.rank == 0:
-            check_output(options["output"])
+    if options["output"] is not None and job.rank == 0:
+        check_output(options["output"])
     size = options["size"]
     found: list[tuple[Loaded, Settings]] = []
     for name in names:
@@ -183,6 +189,11 @@ def _candidates(job: Job, options: dict[str, Any]) -> list[tuple[Loaded, Setting
         elif size is None:
             size = _size_of(name)
         found.append((loaded, replace(settings, sizes_bytes=(size,))))
+    output = options["output"]
+    if output is not None and any(Path(name).suffix != Path(output).suffix for name in names):
+        raise UsageError(
+            f"{output} would be a copy of any one of the files: all must have the same suffix as it"
+        )
     modes = [mode for mode in found[0][1].modes if all(mode in settings.modes for _, settings in found)]
     if not modes:
         raise UsageError(
@@ -314,7 +325,7 @@ def _document(
         "transport": transports_used(settings, neighbours),
         "codec": options["codecs"],
         "rounds": options["rounds"],
-        "iterations": settings.iterations,
+        "iterations": timed[best].iterations,
         "warmup": settings.warmup,
         "chosen": files[timed[best].candidate],
         "turns": timed[best].turns,

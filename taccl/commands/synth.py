@@ -364,13 +364,11 @@ def _table(found: dict[str, Any]) -> str:
         rows[-1] = ("schedule", f"{found['messages']} messages, checked; no program: {reason}")
     made = found["provenance"]
     if "quickest_us" in made:
-        others = f"{made['quickest_messages']} would take {made['quickest_us']:.3f} us by their links"
-        rows.append(
-            (
-                "late messages",
-                f"each takes {made['load_us']:g} us from cores that ranks share, and this bears it best; {others}",
-            )
+        others = (
+            f"{made['quickest_messages']} messages would take {made['quickest_us']:.3f} us by links alone"
         )
+        why = f"a message costs {made['load_us']:g} us more where ranks share cores, and this one should lose less"
+        rows.append(("shared cores", f"{others}; {why}"))
     coding = found["coding"]
     if coding is not None:
         times = f"{coding['uncoded_time_us'] / coding['time_us']:.2f} times as fast"
