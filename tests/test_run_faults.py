@@ -124,11 +124,18 @@ sys.stderr.buffer.write(left.stderr.readline())  # launchers outlive their ranks
 )
 def test_an_end_of_mpi_that_takes_too_long_is_not_spoken_of_after_a_failure_that_was(agreed, said):
     """The ranks have agreed on the failure, and rank 0 has said it."""
-    done = subprocess.run(
-        [sys.executable, "-c", UNENDING, str(agreed)], text=True, capture_output=True, timeout=60,
-        env={**os.environ, **{f"OMPI_COMM_WORLD_{name}": n for name, n in (("RANK", "0"), ("SIZE", "2"))}},
+    place = {f"OMPI_COMM_WORLD_{name}": number for name, number in (("RANK", "0"), ("SIZE", "2"))}
+    done = under_a_launcher(UNENDING, str(agreed), **place)
+    assert (done.returncode, done.stderr) == (signal.SIGKILL, said)
+
+
+def under_a_launcher(script, *arguments, **environment):
+    """As a child of a process of its own: after a failure those of one launcher are silent for ten seconds."""
+    launcher = "import subprocess, sys; sys.exit(abs(subprocess.call(sys.argv[1:])))"
+    return subprocess.run(
+        [sys.executable, "-c", launcher, sys.executable, "-c", script, *arguments],
+        text=True, capture_output=True, timeout=60, env={**os.environ, **environment},
     )  # fmt: skip
-    assert (done.returncode, done.stderr) == (-signal.SIGKILL, said)
 
 
 UNENDING = """
@@ -270,7 +277,7 @@ def test_an_interrupt_before_all_ranks_have_started_ends_the_job_with_one_word()
 
 def test_what_speaks_for_a_host_goes_when_the_launcher_is_a_zombie():
     """mpiexec has ended then, and whoever inherited its helper has not looked after it yet."""
-    done = subprocess.run([sys.executable, "-c", LINGER], text=True, capture_output=True, timeout=60)
+    done = under_a_launcher(LINGER)
     assert (done.returncode, done.stdout) == (0, "gone\n"), done.stderr
 
 
