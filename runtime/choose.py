@@ -66,7 +66,7 @@ def time_in_turns(
         ways += without
     wrong = any(way.wrong for way in ways)
     iterations = candidates[0][1].iterations
-    enough = min(MOST_ITERATIONS, math.ceil(TURN_US / min(way.times_us[0] for way in ways)))
+    enough = min(MOST_ITERATIONS, math.ceil(TURN_US / max(1.0, min(way.times_us[0] for way in ways))))
     if more and enough > iterations and not wrong:
         iterations = enough
         ways = [replace(w, settings=replace(w.settings, iterations=enough), times_us=[]) for w in ways]

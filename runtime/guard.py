@@ -28,7 +28,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from taccl.entry import voice
+from taccl.entry import status, voice
 from taccl.runtime import mpi
 
 LEAST_S = 10.0  # to start: processes of one job may begin seconds apart
@@ -385,6 +385,6 @@ class Siblings:
 def process_state(process: int) -> str:
     """The letter of /proc/PID/stat; X: there is no such process."""
     try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+        return status(process)[0]
     except OSError:
         return "X"

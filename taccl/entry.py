@@ -82,14 +82,19 @@ def voice() -> str:
     Containers that share the host's network share these names, and may have launchers of the same number.
     """
     launcher = os.getppid()
-    numbers = began = 0
+    namespace, began = 0, ""
     try:
-        numbers = os.stat("/proc/self/ns/pid").st_ino
-        with open(f"/proc/{launcher}/stat") as stat:
-            began = int(stat.read().rpartition(")")[2].split()[19])
-    except (OSError, ValueError):  # no such system, or a launcher out of sight
+        namespace = os.stat("/proc/self/ns/pid").st_ino
+        began = status(launcher)[19]
+    except OSError:  # no such system, or a launcher out of sight
         pass
-    return f"\0taccl-start-{launcher}-{began}-{numbers}"
+    return f"\0taccl-start-{launcher}-{began}-{namespace}"
+
+
+def status(process: int) -> list[str]:
+    """What Linux says of it from its state on (proc_pid_stat(5), from the third field)."""
+    with open(f"/proc/{process}/stat") as stat:
+        return stat.read().rpartition(")")[2].split()
 
 
 def speaks() -> bool:
@@ -116,9 +121,8 @@ def _hold(voice_fd: int, launcher: int) -> None:
     os.closerange(voice_fd + 1, 1024)  # the launcher waits until nobody holds its pipes
     for _ in range(HOLDS):
         try:
-            with open(f"/proc/{launcher}/stat") as stat:
-                if stat.read().rpartition(")")[2].split()[0] in "ZX":
-                    break
+            if status(launcher)[0] in "ZX":
+                break
         except OSError:
             break
         time.sleep(HOLD_S)

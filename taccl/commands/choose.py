@@ -171,11 +171,11 @@ def _candidates(job: Job, options: dict[str, Any]) -> list[tuple[Loaded, Setting
     """The programs and how each is run: alike, out of place where all can, else in place."""
     from dataclasses import replace
 
-    names = options["files"]
-    if options["output"] == "-":
+    names, output = options["files"], options["output"]
+    if output == "-":
         raise UsageError("-o names a file; what is written to stdout is the table, or --json's document")
-    if options["output"] is not None and job.rank == 0:
-        check_output(options["output"])
+    if output is not None and job.rank == 0:
+        check_output(output)
     size = options["size"]
     found: list[tuple[Loaded, Settings]] = []
     for name in names:
@@ -189,7 +189,6 @@ def _candidates(job: Job, options: dict[str, Any]) -> list[tuple[Loaded, Setting
         elif size is None:
             size = _size_of(name)
         found.append((loaded, replace(settings, sizes_bytes=(size,))))
-    output = options["output"]
     if output is not None and any(Path(name).suffix != Path(output).suffix for name in names):
         raise UsageError(
             f"{output} would be a copy of any one of the files: all must have the same suffix as it"
