@@ -35,7 +35,7 @@ from taccl.synth.collective import Collective
 
 _Result = tuple[int, int, int]  # rank, its operation that makes the sum, chunk
 
-PARTS = 4  # of a message, where no plan says what is coded and chunks are in host memory
+PARTS = 5  # of a message, where no plan says what is coded and chunks are in host memory
 WRONG_PLAN = "the coding plan is wrong"
 
 

@@ -2,7 +2,9 @@
 
 Coding is work like a message: the executor starts a piece and polls for what is finished. One piece of work is begun,
 or two with a thread; the rest waits here in order: first what a message of frames waits for, then what other work waits
-for, then decodes that nothing follows. So a frame which must go out never stands behind a long line of decodes.
+for, then decodes that nothing follows. So a frame which must go out never stands behind a long line of decodes. Nor do
+decodes stand behind frames that would only lie there: a piece that connections want is passed over while all of them
+have other things to carry, or a rank would code all that it sends before it decodes what has come for it.
 
 Where each rank has two cores, a thread codes. While it works and no message arrives, the executor sleeps a little
 instead of polling: numpy's calls want the interpreter's lock each time they return, and a loop that never rests would
@@ -13,11 +15,11 @@ a piece takes. A rank that has nothing to do sleeps there, or it would take its 
 
 from __future__ import annotations
 
-import heapq
 import os
 import queue
 import threading
 import time
+from bisect import insort
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -49,13 +51,16 @@ class Pauses:
             time.sleep(min(LEAST_PAUSE_S * 2 ** min(self._count - YIELDS, 8), MOST_PAUSE_S))
 
 
+Wanted = Sequence[Callable[[], bool]]  # whether one of these says so; nothing: always
+
+
 class Inline:
     """Works at once in the caller's thread: where all ranks live in one process, and for messages that are short."""
 
     def __init__(self) -> None:
         self.scratch = Scratch()
 
-    def message(self, work: Work, turn: int) -> Message:
+    def message(self, work: Work, turn: int, wanted: Wanted = ()) -> Message:
         """It is finished when it has started."""
 
         def start() -> None:
@@ -82,16 +87,19 @@ class CodecPort:
         self._done: set[_Piece] = set()
         self._scratch = Scratch()
 
-    def message(self, work: Work, turn: int) -> Message:
-        """A piece of work that can be started once in every run. turn: what has a lower one goes first."""
-        piece = _Piece(work, self._made)
+    def message(self, work: Work, turn: int, wanted: Wanted = ()) -> Message:
+        """A piece of work that can be started once in every run.
+
+        turn: what has a lower one goes first. wanted: those that the result leads to, of which one must want it.
+        """
+        piece = _Piece(work, self._made, wanted)
         self._made += 1
 
         def start() -> None:
             if self._notes is not None:
                 piece.given_s = time.perf_counter()
             self._count += 1
-            heapq.heappush(self._waiting, (turn, self._count, piece))
+            insort(self._waiting, (turn, self._count, piece))
             self._feed()
 
         return Message(self, piece, start)
@@ -99,8 +107,13 @@ class CodecPort:
     def _feed(self) -> None:
         """Work has been added, or is finished."""
 
-    def _next(self) -> _Piece:
-        return heapq.heappop(self._waiting)[2]
+    def _next(self) -> _Piece | None:
+        """The first piece that is wanted, which waits no more."""
+        for place, (_, _, piece) in enumerate(self._waiting):
+            if not piece.wanted or any(wants() for wants in piece.wanted):
+                del self._waiting[place]
+                return piece
+        return None
 
     def _finished(self, piece: _Piece) -> None:
         if piece.error is not None:
@@ -111,8 +124,8 @@ class CodecPort:
 
     def _go_on(self) -> None:
         """Move what can be moved without waiting for anybody."""
-        if self._waiting:
-            piece = self._next()
+        piece = self._next()
+        if piece is not None:
             piece.do(self._scratch)
             self._finished(piece)
 
@@ -146,9 +159,9 @@ class CodecThread(CodecPort):
             self._results.put(piece)
 
     def _feed(self) -> None:
-        while self._waiting and self.busy < AHEAD:
+        while self.busy < AHEAD and (piece := self._next()) is not None:
             self.busy += 1
-            self._tasks.put(self._next())
+            self._tasks.put(piece)
 
     def _take(self, piece: _Piece) -> None:
         self.busy -= 1
@@ -158,6 +171,7 @@ class CodecThread(CodecPort):
     def _go_on(self) -> None:
         while not self._results.empty():
             self._take(self._results.get())
+        self._feed()  # something may be wanted that was not
 
     def rest(self) -> None:
         """Sleep until something is finished, or a moment has passed."""
@@ -175,10 +189,10 @@ class CodecThread(CodecPort):
 class _Piece:
     """Work, and what it raised."""
 
-    __slots__ = ("_work", "error", "given_s", "number")
+    __slots__ = ("_work", "error", "given_s", "number", "wanted")
 
-    def __init__(self, work: Callable[[Scratch], object], number: int) -> None:
-        self._work = work
+    def __init__(self, work: Callable[[Scratch], object], number: int, wanted: Wanted) -> None:
+        self._work, self.wanted = work, wanted
         self.number = number
         self.given_s = 0.0
         self.error: BaseException | None = None

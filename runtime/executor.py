@@ -32,7 +32,7 @@ from typing import Any
 
 from taccl.runtime import native
 from taccl.runtime.actions import Action, Actions
-from taccl.runtime.coders import CodecPort, CodecThread, Coder, Inline
+from taccl.runtime.coders import CodecPort, CodecThread, Coder, Inline, Wanted
 from taccl.runtime.compile import Operation, Plan, essential, followers, staged
 from taccl.runtime.device_frames import DeviceFrames
 from taccl.runtime.frames import FrameMemory
@@ -176,11 +176,31 @@ class Executor:
         for number in reversed(range(len(operations))):
             if number in leads or (operations[number].kind == "send" and operations[number].frames):
                 leads.update(operations[number].predecessors)
+        wanted = self._wanted()
         for number, op in enumerate(operations):
             if op.kind in CODING:
                 work = frames.work(op, self._actions.view, self._chunk, self._combine)
                 turn = 0 if number in leads else 1 if number in awaited else 2
-                self._messages[number] = coder.message(work, turn)
+                self._messages[number] = coder.message(work, turn, wanted[number])
+
+    def _wanted(self) -> list[Wanted]:
+        """Of each operation that only messages wait for, which say whether they are wanted now, what asks them."""
+        operations = self.plan.operations
+        asks: list[dict[Callable[[], bool], None] | None] = [{} for _ in operations]
+        for number in reversed(range(len(operations))):
+            op, mine = operations[number], asks[number]
+            if op.kind == "send":
+                wants = self._messages[number].wanted
+                mine = None if wants is None else {wants: None}
+            elif op.kind != "pack":
+                mine = None
+            for before in op.predecessors:
+                known = asks[before]
+                asks[before] = None if known is None or mine is None else known | mine
+        return [
+            tuple(found) if found and op.kind == "encode" else ()
+            for found, op in zip(asks, operations, strict=True)
+        ]
 
     def _write_scripts(self, needed: Sequence[Sequence[int]], found: Sequence[Sequence[int]]) -> None:
         """The script of the beginning of operation n is at n, that of the arrival of message n at ~n."""

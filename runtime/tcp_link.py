@@ -245,6 +245,10 @@ class Link:
         """A word to the peer, which goes with the next `write`."""
         self._words += HEAD.pack(tag * KINDS + kind, self._run, 0)
 
+    def hungry(self) -> bool:
+        """Whether nothing that may go is left; the last of it may be on its way into the kernel."""
+        return not self._work
+
     @property
     def owes(self) -> bool:
         """Whether something waits until the kernel takes it."""

@@ -189,7 +189,7 @@ class TcpTransport(Plain):
                 if message.may_go(links.run):
                     link.send(message)
 
-            return Message(self, message, start)
+            return Message(self, message, start, wanted=link.hungry)
         self._gated[self._numbers[key]], self._peer_of[message] = message, peer
 
         def wait() -> None:
@@ -201,6 +201,7 @@ class TcpTransport(Plain):
             message,
             wait,
             held=lambda: message.begun == links.run and message.waits(links.run),
+            wanted=link.hungry,
         )
 
     def _elsewhere(self, message: Message) -> Message:

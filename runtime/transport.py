@@ -105,6 +105,9 @@ class Message:
     free: Callable[[], object] | None = None
     # Whether it is started and waits for its turn on an uplink.
     held: Callable[[], bool] | None = None
+    # Of a send whose transport knows: whether what carries it has nothing else to carry now. Those that share what
+    # carries them have the same one.
+    wanted: Callable[[], bool] | None = None
     # Of a receive in device memory: finished means that the last of its work is on the lane's stream and recorded.
     queued: bool = False
     # What compiled code has to know of it, when the ranks are connected.

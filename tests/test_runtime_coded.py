@@ -1,6 +1,7 @@
 """Coded plans: what is coded where, and that every rank ends with the right values."""
 
 import functools
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from taccl.runtime.dtypes import DTYPES
 from taccl.runtime.frames import FrameMemory
 from taccl.runtime.layout import layout
 from taccl.runtime.local import run_in_process
+from taccl.runtime.parts import part_bounds
 from taccl.runtime.semantics import collective_of
 from taccl.runtime.trace import trace
 from taccl.synth.collective import build
@@ -151,6 +153,25 @@ def test_messages_of_several_chunks_are_cut_into_parts():
         )
         # the first part goes when it is coded, the second one after it
         assert [plan.operations[at].predecessors for at in sends] == [(encodes[0],), (sends[0], encodes[1])]
+
+
+def test_the_first_part_of_a_message_is_short():
+    assert [part_bounds(chunks, 5) for chunks in (16, 8, 4, 1)] == [
+        [0, 1, 4, 8, 12, 16],
+        [0, 1, 2, 4, 6, 8],
+        [0, 1, 2, 3, 4],
+        [0, 1],
+    ]
+
+
+@given(st.integers(1, 300), st.integers(2, 9))
+def test_parts_of_a_message_are_all_of_it(chunks, most):
+    bounds = part_bounds(chunks, most)
+    lengths = [after - before for before, after in pairwise(bounds)]
+    assert (bounds[0], bounds[-1]) == (0, chunks)
+    assert len(lengths) <= most
+    assert min(lengths) == lengths[0] > 0
+    assert max(lengths[2:], default=1) <= min(lengths[2:], default=1) + 1
 
 
 def test_a_lossy_codec_refuses_a_ring_of_partial_sums():
