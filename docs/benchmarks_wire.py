@@ -55,6 +55,7 @@ ENGINES = {
     "alltoall": "direct",
     "allreduce": "hierarchical",
 }
+LEAST_CHUNKS = {"broadcast": 64, "allgather": 4, "alltoall": 16, "allreduce": 4}  # of a block
 CODECS = {"bfloat16": ("xw",), "float32": ("xw", "bf16", "q8")}
 PLANNED_CODECS = {"q8": "float32", "bf16": "float32", "xw": "bfloat16"}
 PARTS = ("baselines", "planned")
@@ -203,8 +204,8 @@ def rows(running: Cluster, found: Asked, profile: Path, rate: str, size: str, co
     """Run and print a baseline on all types."""
     # A codec costs some hundred microseconds a frame here, so a chain must not be cut as finely as its messages alone
     # want. What messages alone do not want cut is cut for the codec, which then works while messages travel.
-    least, blocks = (64, 1) if collective == "broadcast" else (4, NODES * RANKS_PER_NODE)
-    chunks = str(max(least, size_bytes(size) // blocks // LARGEST_CHUNK))
+    blocks = 1 if collective == "broadcast" else NODES * RANKS_PER_NODE
+    chunks = str(max(LEAST_CHUNKS[collective], size_bytes(size) // blocks // LARGEST_CHUNK))
     program = profile.parent / f"{collective}-{size}.json"
     made(program, profile, collective, size, "--engine", ENGINES[collective], "--partition", chunks)
     if found.stage:

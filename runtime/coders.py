@@ -20,6 +20,7 @@ import queue
 import threading
 import time
 from bisect import insort
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -51,7 +52,7 @@ class Pauses:
             time.sleep(min(LEAST_PAUSE_S * 2 ** min(self._count - YIELDS, 8), MOST_PAUSE_S))
 
 
-Wanted = Sequence[Callable[[], bool]]  # whether one of these says so; nothing: always
+Wanted = tuple[Callable[[], bool], ...]  # whether one of these says so; nothing: always
 
 
 class Inline:
@@ -85,6 +86,7 @@ class CodecPort:
         self._waiting: list[tuple[int, int, _Piece]] = []
         self._count = 0
         self._done: set[_Piece] = set()
+        self._got: Counter[Wanted] = Counter()  # pieces that were made for the same connections
         self._scratch = Scratch()
 
     def message(self, work: Work, turn: int, wanted: Wanted = ()) -> Message:
@@ -108,12 +110,22 @@ class CodecPort:
         """Work has been added, or is finished."""
 
     def _next(self) -> _Piece | None:
-        """The first piece that is wanted, which waits no more."""
-        for place, (_, _, piece) in enumerate(self._waiting):
+        """The first piece that is wanted, which waits no more; of several the one whose connections have got least.
+
+        Were it the first of all, some connections would run dry while others are served, and end late.
+        """
+        found: tuple[int, int, int] | None = None
+        for place, (turn, _, piece) in enumerate(self._waiting):
+            if found is not None and found[0] < turn:
+                break
             if not piece.wanted or any(wants() for wants in piece.wanted):
-                del self._waiting[place]
-                return piece
-        return None
+                mine = (turn, self._got[piece.wanted] if piece.wanted else 0, place)
+                found = mine if found is None else min(found, mine)
+        if found is None:
+            return None
+        piece = self._waiting.pop(found[2])[2]
+        self._got[piece.wanted] += 1
+        return piece
 
     def _finished(self, piece: _Piece) -> None:
         if piece.error is not None:

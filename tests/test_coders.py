@@ -106,6 +106,28 @@ def test_what_nobody_wants_yet_is_passed_over(make):
     port.close()
 
 
+@pytest.mark.parametrize("make", [CodecThread, CodecPort])
+def test_connections_that_want_something_are_served_in_turns(make):
+    """None of them runs dry until another one has got all that it waits for."""
+    done, open_links = [], set()
+    port = make()
+
+    def link(name):
+        return lambda: name in open_links
+
+    links = [link(name) for name in range(3)]
+    made = [(name, part) for name in range(3) for part in range(4)]
+    messages = [port.message(lambda _, one=one: done.append(one), 0, (links[one[0]],)) for one in made]
+    for message in messages:
+        message.start()
+    open_links.update(range(3))
+    tokens, until = [message.token for message in messages], time.monotonic() + 30
+    while len(done) < len(made) and time.monotonic() < until:
+        port.poll(tokens)
+    assert done == [(name, part) for part in range(4) for name in range(3)]
+    port.close()
+
+
 class Carrier(Plain):
     """Sends are finished when the test says so; then it wants another one."""
 

@@ -177,6 +177,10 @@ def _join_by_bridge(layout: Layout, holders: Sequence[int], hub: int) -> None:
     """A veth from each node to a bridge in the hub; both ends shaped: out at the node, in at the bridge."""
     _ip(hub, "link", "add", "ctl0", "type", "bridge")
     _ip(hub, "link", "set", "ctl0", "address", _mac(layout.nodes), "up")
+    # Hosts with containers pass what a bridge carries through their packet filter; a switch has none.
+    _call(
+        *("nsenter", "--target", str(hub), "--net"), "sysctl", "-qew", "net.bridge.bridge-nf-call-iptables=0"
+    )
     for node, holder in enumerate(holders):
         _ip(hub, "link", "add", f"p{node}", "type", "veth", "peer", "name", "eth0", "netns", str(holder))
         _ip(holder, "link", "set", "eth0", "address", _mac(node), "mtu", str(_MTU), "up")
