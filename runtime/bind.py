@@ -66,7 +66,9 @@ def compile_program(
         else functools.partial(coded, coding=coding, collective=collective, inplace=views)
     )
     everyone = range(program.ranks)
-    plans = compile_ranks(program, order, views, wanted if held is None else everyone, nodes, rewrite)
+    plans = compile_ranks(
+        program, order, views, wanted if held is None else everyone, nodes, rewrite, timed=coding is None
+    )
     rounds: Mapping[tuple[int, int, int], int] | None = {}
     if held is not None:
         rounds = in_rounds(plans, plans[0].direct, held)

@@ -15,6 +15,11 @@ Between nodes messages compete for the uplinks, and there the program's order of
 the one before it on its connection, and for the steps that it depends on, be it for data or only for order. All of
 these come before it in the trace, so with receives that wait for nothing this cannot hang either.
 
+A step that a send waits for only for order may be a receive that completes at the right time in the schedule. Where
+nothing keeps to the schedule's times (coded messages), ranks would wait for each other so while links stand idle. There
+the send waits instead for the last one before it that needs no message which it does not need itself, so that it never
+waits for one that cannot go.
+
 Where a transport lets a rank read what another one sends, staging memory is not needed: the operation that would
 read it reads the sender's memory. The send is then done only after that operation, so this too is tried first.
 """
@@ -95,12 +100,14 @@ def compile_ranks(
     wanted: Sequence[int],
     nodes: Sequence[int] | None = None,
     rewrite: Callable[[list[Plan]], list[Plan]] | None = None,
+    timed: bool = True,
 ) -> list[Plan]:
     """The plans of the wanted ranks, or of all where they had to be made.
 
     inplace: for each rank whose input and output are views of one memory, their first chunks in it. nodes: of each
     rank its node; sends from one to another keep the program's order. None: no send does. rewrite: what is done to the
-    plans of all ranks together before they are tried.
+    plans of all ranks together before they are tried. timed: messages take the times of the schedule, so that any step
+    may stand for order.
     """
     if nodes is not None and len(set(nodes)) == 1:
         nodes = None
@@ -109,7 +116,7 @@ def compile_ranks(
         steps[rank].append((tb, number))
 
     def plan(rank: int, patient: bool) -> Plan:
-        return _Compiler(program, order, rank, inplace.get(rank), patient, nodes).plan(steps[rank])
+        return _Compiler(program, order, rank, inplace.get(rank), patient, nodes, timed).plan(steps[rank])
 
     if len(order.order) <= TRIAL_STEPS:
         for patient in (True, False):
@@ -176,6 +183,7 @@ class _Compiler:
         inplace: tuple[int, int] | None,
         patient: bool,
         nodes: Sequence[int] | None,
+        timed: bool,
     ) -> None:
         self.program, self.order, self.rank, self.patient = program, order, rank, patient
         self.hazards = Hazards(inplace)
@@ -184,12 +192,16 @@ class _Compiler:
         self.staging = 0
         self.slots: dict[int, list[Range]] = {}  # threadblock index -> staging slots of its connection
         self.uses: defaultdict[int, int] = defaultdict(int)
-        self.nodes = nodes
+        self.nodes, self.timed = nodes, timed
         self.index = {tb.id: index for index, tb in enumerate(program.gpus[rank].threadblocks)}
         # What a send of another node waits for beside its data: the operations that complete the steps which its
         # threadblock has waited for since the last send, and that send.
         self.awaited: defaultdict[int, set[int]] = defaultdict(set)
         self.through: dict[tuple[int, int], set[int]] = {}
+        # Where the schedule's times do not hold: the sends to other nodes, and for each operation how many messages of
+        # each connection (peer, channel) it cannot do without.
+        self.going: list[int] = []
+        self.needs: list[dict[tuple[int, int], int]] = []
 
     def plan(self, steps: Sequence[tuple[int, int]]) -> Plan:
         for tb, number in steps:
@@ -217,10 +229,15 @@ class _Compiler:
             before = self.hazards.before(dst, src, received)
             index = len(self.operations)
             order: set[int] = set()
+            if self.nodes is not None and not self.timed:
+                self.needs.append(
+                    self._needs(before, {(peer, tb.channel): tag + 1} if kind == "recv" else {})
+                )
             if kind == "send" and self.nodes is not None and self.nodes[peer] != self.nodes[self.rank]:
-                order = self.awaited[tb_index]
+                order = self.awaited[tb_index] if self.timed else self._sends(self.awaited[tb_index], before)
                 before |= order
                 self.awaited[tb_index] = {index}
+                self.going.append(index)
             self.operations.append(
                 Operation(
                     kind, dst, src, received, peer, tb.channel, tag, tb.id, number, tuple(sorted(before)),
@@ -253,6 +270,23 @@ class _Compiler:
             add("reduce", dst, dst, src)
         made = len(self.operations) - 1
         self.through[tb_index, number] = {made} if made >= first else set(self.awaited[tb_index])
+
+    def _needs(self, before: set[int], first: dict[tuple[int, int], int]) -> dict[tuple[int, int], int]:
+        """What operations need together, and the first beside it."""
+        for number in before:
+            for connection, messages in self.needs[number].items():
+                first[connection] = max(messages, first.get(connection, 0))
+        return first
+
+    def _sends(self, awaited: set[int], before: set[int]) -> set[int]:
+        """The sends that stand for what a send, the next operation, waits for beside its data (`before`)."""
+        order = awaited.intersection(self.going)
+        if awaited - order - before:
+            mine = self.needs[-1]
+            for number in reversed(self.going):
+                if all(mine.get(connection, 0) >= count for connection, count in self.needs[number].items()):
+                    return order | {number}
+        return order
 
     def _direct(self, dst: Range) -> bool:
         return self.patient or not self.hazards.before(dst)

@@ -150,6 +150,37 @@ def test_between_nodes_sends_keep_the_order_of_the_program():
     assert sends_of(orderly(), (0, 1)) == [(), (0,)]
 
 
+def hinted(*, forwards=False):
+    """Rank 0 sends "i" 0 to rank 1, receives from rank 2, and then, for order only, sends "i" 1 to rank 3. forwards: it
+    is what came from rank 2 that it sends to rank 1."""
+    first = ("s", "o", 0, "o", 0, 1, (1, 0)) if forwards else ("s", "i", 0, "o", 0, 1)
+    sender = [
+        (1, -1, 0, [first]),
+        (-1, 2, 0, [("r", "i", 0, "o", 0, 1)]),
+        (3, -1, 0, [("nop", "i", 0, "i", 0, 0, (1, 0)), ("s", "i", 1, "o", 0, 1)]),
+    ]
+    from_rank_0 = [(-1, 0, 0, [("r", "i", 0, "o", 0, 1)])]
+    to_rank_0 = [(0, -1, 0, [("s", "i", 0, "o", 0, 1)])]
+    rows = (sender, from_rank_0, to_rank_0, from_rank_0)
+    return programs.program("custom", 4, 2, [(2, 2, 0, row) for row in rows])
+
+
+@pytest.mark.parametrize("forwards", [False, True])
+def test_without_the_schedules_times_sends_wait_for_sends_that_need_no_more_than_they_do(forwards):
+    program = hinted(forwards=forwards)
+
+    def waits(timed):
+        plan = compile_ranks(program, trace(program), {}, [0], range(4), timed=timed)[0]
+        operations = plan.operations
+        (last,) = (op for op in operations if op.kind == "send" and op.peer == 3)
+        return [(operations[number].kind, operations[number].peer) for number in last.predecessors]
+
+    assert waits(True) == [("recv", 2)]
+    # A send that cannot go before rank 2 has sent keeps nothing waiting which can.
+    assert waits(False) == ([] if forwards else [("send", 1)])
+    assert finishes(compile_ranks(program, trace(program), {}, range(4), range(4), timed=False))
+
+
 def test_sends_of_one_connection_follow_each_other():
     program = programs.program("custom", 2, 2, [
         (2, 2, 0, [(1, -1, 0, [("s", "i", c, "o", c, 1) for c in (0, 1)])]),
