@@ -200,7 +200,7 @@ class _Compiler:
         self.through: dict[tuple[int, int], set[int]] = {}
         # Where the schedule's times do not hold: the sends to other nodes, and for each operation how many messages of
         # each connection (peer, channel) it cannot do without.
-        self.going: list[int] = []
+        self.going: dict[int, None] = {}  # in their order
         self.needs: list[dict[tuple[int, int], int]] = []
 
     def plan(self, steps: Sequence[tuple[int, int]]) -> Plan:
@@ -237,7 +237,7 @@ class _Compiler:
                 order = self.awaited[tb_index] if self.timed else self._sends(self.awaited[tb_index], before)
                 before |= order
                 self.awaited[tb_index] = {index}
-                self.going.append(index)
+                self.going[index] = None
             self.operations.append(
                 Operation(
                     kind, dst, src, received, peer, tb.channel, tag, tb.id, number, tuple(sorted(before)),
@@ -280,7 +280,7 @@ class _Compiler:
 
     def _sends(self, awaited: set[int], before: set[int]) -> set[int]:
         """The sends that stand for what a send, the next operation, waits for beside its data (`before`)."""
-        order = awaited.intersection(self.going)
+        order = {number for number in awaited if number in self.going}
         if awaited - order - before:
             mine = self.needs[-1]
             for number in reversed(self.going):
