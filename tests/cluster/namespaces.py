@@ -183,8 +183,8 @@ def _join_by_bridge(layout: Layout, holders: Sequence[int], hub: int) -> None:
     )
     for node, holder in enumerate(holders):
         _ip(hub, "link", "add", f"p{node}", "type", "veth", "peer", "name", "eth0", "netns", str(holder))
-        # A bucket cuts what is longer than its burst into packets, which costs the cores that ranks need (a third of
-        # them at 1.5 Gbit/s) and which network cards do by themselves: TCP is to hand over no more than passes whole.
+        # A bucket cuts what is longer than its burst into packets, which costs the cores that ranks need and which
+        # network cards do by themselves: TCP is to hand over no more than passes whole.
         whole = ("gso_max_size", str(min(layout.burst_bytes * 7 // 8, 65_536)))
         _ip(holder, "link", "set", "eth0", "address", _mac(node), "mtu", str(_MTU), *whole, "up")
         _ip(hub, "link", "set", f"p{node}", "mtu", str(_MTU), *whole, "master", "ctl0", "up")
