@@ -15,10 +15,10 @@ Between nodes messages compete for the uplinks, and there the program's order of
 the one before it on its connection, and for the steps that it depends on, be it for data or only for order. All of
 these come before it in the trace, so with receives that wait for nothing this cannot hang either.
 
-A step that a send waits for only for order may be a receive that completes at the right time in the schedule. Where
-nothing keeps to the schedule's times (coded messages), ranks would wait for each other so while links stand idle. There
-the send waits instead for the last one before it that needs no message which it does not need itself, so that it never
-waits for one that cannot go.
+A step that a send waits for only for order may be a receive that completes at the right time in the schedule, or a send
+that this receive allows. Where nothing keeps to the schedule's times (coded messages), ranks would wait for each other
+so while links stand idle. There the send waits instead for the last one before it, of any connection, that needs no
+message which it does not need itself, so that it never waits for one that cannot go.
 
 Where a transport lets a rank read what another one sends, staging memory is not needed: the operation that would
 read it reads the sender's memory. The send is then done only after that operation, so this too is tried first.
@@ -30,6 +30,7 @@ import heapq
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 
 from taccl.runtime.trace import Trace
 from taccl.synth.program import FIFO_DEPTH, Program, Step
@@ -123,12 +124,29 @@ def compile_ranks(
             plans = [plan(rank, patient) for rank in range(program.ranks)]
             if rewrite is not None:
                 plans = rewrite(plans)
+            # Where plans say nothing of it a transport may give way to the first message of a channel
+            # (`runtime/paced.py`).
+            waits = None if timed or nodes is None else _one_by_one(plans, nodes)
             for direct in (True, False):
-                if finishes(plans, direct):
+                if finishes(plans, direct, waits):
                     return [replace(plan, direct=direct) for plan in plans]
     if rewrite is None:
         return [plan(rank, False) for rank in wanted]
     return rewrite([plan(rank, False) for rank in range(program.ranks)])
+
+
+def _one_by_one(plans: Sequence[Plan], nodes: Sequence[int]) -> dict[Message, tuple[Message]]:
+    """Of each message to another node the one before it on its channel, if there is one."""
+    found: dict[Message, tuple[Message]] = {}
+    last: dict[tuple[int, int, int], Message] = {}
+    for plan in plans:
+        for op in plan.operations:
+            if op.kind == "send" and nodes[op.peer] != nodes[plan.rank]:
+                line, message = (plan.rank, op.peer, op.channel), (plan.rank, op.peer, op.tag)
+                if line in last:
+                    found[message] = (last[line],)
+                last[line] = message
+    return found
 
 
 class Hazards:
@@ -280,12 +298,14 @@ class _Compiler:
 
     def _sends(self, awaited: set[int], before: set[int]) -> set[int]:
         """The sends that stand for what a send, the next operation, waits for beside its data (`before`)."""
-        order = {number for number in awaited if number in self.going}
+        mine = self.needs[-1]
+
+        def goes_before(number: int) -> bool:
+            return all(mine.get(connection, 0) >= count for connection, count in self.needs[number].items())
+
+        order = {number for number in awaited if number in self.going and goes_before(number)}
         if awaited - order - before:
-            mine = self.needs[-1]
-            for number in reversed(self.going):
-                if all(mine.get(connection, 0) >= count for connection, count in self.needs[number].items()):
-                    return order | {number}
+            return order | set(islice(filter(goes_before, reversed(self.going)), 1))
         return order
 
     def _direct(self, dst: Range) -> bool:

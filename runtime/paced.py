@@ -39,8 +39,8 @@ PLAIN_BYTES = 8 << 10  # messages up to here need no pace: they go as they are
 
 
 def channels(plan: Plan) -> dict[tuple[int, int], int]:
-    """Of each message of a plan, by destination and tag, its channel. The plan was compiled for these nodes, so that
-    messages of a channel to another node keep their order."""
+    """Of each message of a plan, by destination and tag, its channel. The plan was compiled for these nodes: it runs to
+    the end where messages of a channel to another node keep their order."""
     return {(op.peer, op.tag): op.channel for op in plan.operations if op.kind == "send"}
 
 
