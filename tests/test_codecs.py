@@ -184,6 +184,22 @@ def test_errors_stay_below_the_promise(name, data):
     assert promise_holds(codec, values, back(codec, coded(codec, values, tile=512), values))
 
 
+def test_q8_keeps_its_promise_where_values_lie_between_two_codes():
+    """With an infinity in the block, whose codes are the coarsest, and roundings that work against the nearest one."""
+    rng = np.random.default_rng(1)
+    largest = rng.uniform(1, 2, (200, 1))
+    values = np.concatenate(
+        [np.full((200, 1), np.inf), largest, largest / 125 * (rng.integers(-125, 125, (200, 254)) + 0.5)],
+        axis=1,
+    )
+    values = values.astype(np.float32).reshape(-1)
+    codec = CODECS["q8"]
+    found = back(codec, coded(codec, values), values)
+    assert promise_holds(codec, values, found)
+    errors = np.abs(found[~np.isinf(values)].astype(float) - values[~np.isinf(values)]).reshape(200, 255)
+    assert (errors.max(axis=1) > largest[:, 0] / 250).any()  # it promises no less than half a code
+
+
 def test_special_values_of_lossy_codecs():
     values = np.array([np.nan, np.inf, -np.inf, -0.0, 1e-45, 1.0, -3.0, 3.3e38], np.float32)
     values = np.concatenate([values, np.linspace(-3, 3, 1000, dtype=np.float32)])

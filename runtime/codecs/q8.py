@@ -18,9 +18,9 @@ BLOCK = 256
 LEVELS, SPECIAL_LEVELS = np.float32(127), np.float32(125)
 INFINITE, NOT_A_NUMBER = 126, -128
 LEAST = np.float32(2.0**-119)
-# Half a scale; in blocks with NaN or infinities half of absmax / 125. Rounding of the scale and of its product
-# with a value adds less than 2^-20 of it.
-PROMISE = Promise(block=(1 + 2.0**-20) / 250, block_values=BLOCK, floor=2.0**-119)
+# Half a scale; in blocks with NaN or infinities half of absmax / 125. Four roundings, of the scale, its inverse and
+# their products with values, add up to 2^-24 of absmax each, and a little more together.
+PROMISE = Promise(block=1 / 250 + 2.0**-21, block_values=BLOCK, floor=2.0**-119)
 # Adding this to a number of at most 2^22 leaves its nearest integer, ties to even, in the low bits.
 ROUND = np.float32(3 << 22)
 
