@@ -73,7 +73,17 @@ def test_a_codec_by_name_is_used_where_it_pays(profile: str, tmp_path: Path) -> 
     assert written["engine"] == "ring"  # as it was asked for
     assert written["provenance"]["time_limit_s"] == 2.0
     assert written["provenance"]["codec"] == "q8"
-    assert run("verify", str(path)).exit_code == 0
+    proved = run("verify", str(path))
+    assert proved.exit_code == 0
+    assert f", {coding['coded_messages']} messages coded by q8\n" in proved.stdout
+    priced = json.loads(run("simulate", str(path), "--json").stdout)
+    assert priced["coding"] == {name: coding[name] for name in ("codec", "coded_messages", "time_us")}
+    assert priced["time_us"] > 2 * coding["time_us"]  # without a codec
+    said = run("simulate", str(path)).stdout
+    assert (
+        f"  coding plan  {coding['coded_messages']} messages coded by q8, predicted {coding['time_us']:.3f} us;"
+        in said
+    )
     again = tmp_path / "again.json"
     assert run("convert", str(path), "--to", "json", "-o", str(again)).exit_code == 0
     assert again.read_bytes() == path.read_bytes()

@@ -40,7 +40,8 @@ def command(**options: Any) -> None:
     """Price a program on a topology by discrete events.
 
     FILE is MSCCL XML from any tool, or a native .json algorithm (lowered first). Shows the time, the bound
-    that no algorithm beats, the busiest link or port, and the chain of messages that leads to the end.
+    that no algorithm beats, the busiest link or port, and the chain of messages that leads to the end. All of
+    it without a codec: what a coding plan in the file predicts is printed beside it.
     """
     from taccl.synth.bounds import lower_bound
     from taccl.synth.cost import us
@@ -55,6 +56,7 @@ def command(**options: Any) -> None:
     judgement = own_judgement(opened, cluster, size)
     schedule_us = None if judgement is None else judgement.time_us
     bound = judgement.bound if judgement else lower_bound(cluster, simulation.collective, size)
+    plan = None if opened.algorithm is None else opened.algorithm.coding
     if options["as_json"]:
         print_json({
             "schema": "taccl/simulate/v1",
@@ -74,6 +76,13 @@ def command(**options: Any) -> None:
             "bottleneck": resource_name(cluster, simulation.bottleneck),
             "bottleneck_busy": round(_busy(simulation), 6),
             "messages": sum(activity.kind == "message" for activity in simulation.activities),
+            "coding": None
+            if plan is None
+            else {
+                "codec": plan.cost.codec,
+                "coded_messages": len(plan.messages),
+                "time_us": us(plan.time_fs),
+            },
             "critical_path": [_entry(simulation.activities[i]) for i in simulation.critical_path],
         })  # fmt: skip
         return
@@ -89,6 +98,11 @@ def command(**options: Any) -> None:
             f"{resource_name(cluster, simulation.bottleneck)}, busy {100 * _busy(simulation):.0f} %",
         ),
     ]
+    if plan is not None:
+        text = (
+            f"{len(plan.messages)} messages coded by {plan.cost.codec}, predicted {us(plan.time_fs):.3f} us"
+        )
+        rows.append(("coding plan", f"{text}; all of the above is without codec"))
     click.echo(
         f"{opened.program.name or file}: {simulation.collective.title} of {size} bytes on {cluster.name}"
     )

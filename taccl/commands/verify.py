@@ -176,7 +176,9 @@ def _words(opened: ProgramFile) -> str:
     program = opened.program
     modes = " and ".join(_modes(program)) or "no mode"
     name = program.collective if opened.collective is None else opened.collective.title
-    return f"{name}, {program.ranks} ranks, {_steps(program)} steps, {modes}"
+    plan = None if opened.algorithm is None else opened.algorithm.coding
+    coded = "" if plan is None else f", {len(plan.messages)} messages coded by {plan.cost.codec}"
+    return f"{name}, {program.ranks} ranks, {_steps(program)} steps, {modes}{coded}"
 
 
 def _steps(program: Program) -> int:
