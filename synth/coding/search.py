@@ -73,7 +73,8 @@ def codecs_for(topology: Topology, policy: str, dtype: str) -> tuple[CodecCost, 
         known = ", ".join(f"{cost.codec} for {cost.dtype}" for cost in topology.codecs) or "none"
         raise UsageError(
             f"codec {policy!r}: the profile {topology.name} says nothing of what it costs and gains for {dtype} "
-            f"(codecs there: {known}); taccl profile --codecs {policy} measures it, --codec none does without"
+            f"(codecs there: {known}); taccl profile --codecs {policy} --dtype {dtype} measures it, if there is such a "
+            "codec and it takes such values; --codec none does without"
         )
     return named
 
