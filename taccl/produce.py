@@ -137,6 +137,7 @@ def produce(
     from itertools import chain, islice, tee
 
     from taccl.alternatives import MOST_LOOKED, alternatives
+    from taccl.codec_claims import check_claims
     from taccl.profiles.load import load_topology
     from taccl.synth.at_scale import at_scale, synthesise_at_scale
     from taccl.synth.coding.search import MOST_MESSAGES, codecs_for, with_codec
@@ -147,6 +148,7 @@ def produce(
     request, warnings = _request(order, topology)
     codec = order.codec or request.restrictions.codec
     codecs = codecs_for(topology, codec, order.dtype)
+    check_claims(order.topology, codecs)
     whole = request
     if codecs and order.alternatives:
         raise UsageError("--alternatives makes schedules without a codec; add --codec none")

@@ -257,6 +257,7 @@ def _open_native(file: str, options: dict[str, Any]) -> ProgramFile:
 
 
 def _read_native(file: str, options: dict[str, Any]) -> tuple[Algorithm, Topology]:
+    from taccl.codec_claims import check_claims
     from taccl.profiles.yaml_reader import read_text
     from taccl.synth.check_algorithm import check_algorithm
     from taccl.synth.native import read_schedule
@@ -273,6 +274,8 @@ def _read_native(file: str, options: dict[str, Any]) -> tuple[Algorithm, Topolog
                 f"up to {LOWERED_RANKS}: taccl verify proves the schedule itself"
             )
         algorithm = algorithm.to_algorithm(topology)
+    if algorithm.coding is not None:
+        check_claims(file, [algorithm.coding.cost])
     problems = check_algorithm(algorithm, topology)
     if problems:
         raise WrongAlgorithm(file, problems)

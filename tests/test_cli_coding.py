@@ -152,6 +152,18 @@ def test_a_sketch_says_where(profile: str, tmp_path: Path) -> None:
         assert {written["messages"][n][1] for n in numbers} == {0}
 
 
+def test_no_file_is_believed_that_a_codec_is_lossless_which_is_not(profile: str, tmp_path: Path) -> None:
+    path = tmp_path / "ag.json"
+    assert synth(profile, "--codec", "q8", "-o", str(path)).exit_code == 0
+    said = "it calls codec q8 lossless, which is lossy"
+    path.write_text(path.read_text().replace('"lossless": false', '"lossless": true'))
+    result = run("verify", str(path))
+    assert (result.exit_code, said in result.output) == (3, True), result.output
+    Path(profile).write_text(PROFILE.replace("lossless: false", "lossless: true"))
+    result = synth(profile)  # auto, which takes what changes no bit
+    assert (result.exit_code, said in result.output) == (3, True), result.output
+
+
 def test_what_cannot_be_is_refused(profile: str, tmp_path: Path) -> None:
     xml = synth(profile, "--codec", "q8", "-o", str(tmp_path / "ag.xml"))
     assert xml.exit_code == 2
