@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 from pathlib import Path
 
@@ -130,6 +131,13 @@ def test_without_a_file_speeds_of_normal_values():
 def test_files_that_are_not_what_they_say_are_refused(tmp_path, name, content, message):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(InvalidInput, match=message):
+        read_samples(str(tmp_path / name), DTYPES["float32"], 1 << 20)
+
+
+@pytest.mark.parametrize("name", ["values", "values.npy", "values.safetensors"])
+def test_pipes_are_refused(tmp_path, name):
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(InvalidInput, match="a pipe"):
         read_samples(str(tmp_path / name), DTYPES["float32"], 1 << 20)
 
 

@@ -37,6 +37,8 @@ def read_samples(path: str, dtype: DType | None, limit_bytes: int) -> tuple[list
     dtype: of a file that does not say. Raises InvalidInput for what is no such file, UsageError for raw ones with bytes
     left over, OSError.
     """
+    if Path(path).is_fifo():  # it may never have a writer, and what comes cannot be mapped
+        raise invalid(path, "C007", "a pipe; values are read from files", "write them to a file first")
     Path(path).open("rb").close()  # a wrong name is told as such
     if path.endswith(".npy"):
         arrays = {path: _npy(path)}
