@@ -20,13 +20,14 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import yaml
 
 from taccl.errors import Diagnostic, InvalidInput
 
 MAX_FILE_BYTES = 64 * 2**20
+PIECE_BYTES = 2**20  # that are read together
 MAX_NODES = 4_000_000  # after aliases are expanded
 MAX_KEYS = 100_000  # of one mapping
 MAX_DEPTH = 32
@@ -46,7 +47,7 @@ def read_text(path: str | Path, limit: int = MAX_FILE_BYTES) -> str:
     name = str(path)
     try:
         with open(path, "rb") as stream:
-            data = stream.read(limit + 1)
+            data = read_most(stream, limit + 1)
     except OSError as error:
         reason = error.strerror or str(error)
         raise InvalidInput([Diagnostic(name, 0, 0, "Y001", f"the file cannot be read: {reason}")]) from error
@@ -64,6 +65,14 @@ def read_text(path: str | Path, limit: int = MAX_FILE_BYTES) -> str:
         message = f"the file is not UTF-8 text (byte {data[error.start]:#04x})"
         diagnostic = Diagnostic(name, line, column, "Y003", message, "save it in UTF-8")
         raise InvalidInput([diagnostic]) from error
+
+
+def read_most(stream: BinaryIO, most: int) -> bytes:
+    """The first `most` bytes of a stream, or all there are; memory is taken for those that come only."""
+    data = bytearray()
+    while len(data) < most and (piece := stream.read(min(PIECE_BYTES, most - len(data)))):
+        data += piece
+    return bytes(data)
 
 
 class Findings:

@@ -254,8 +254,12 @@ def _measure_mode(
     needed = internal_bytes(compiled, job.rank, shape, dtype, inside, codec, on_device)
     if other is not None:
         needed += internal_bytes(other[0], job.rank, other[1], dtype, inside)
-    if codec is not None and op is not None:  # the run without codec, which lossless sums are compared with
+    compared_bytes = 0
+    if (
+        codec is not None and codec.lossless and op is not None
+    ):  # with a run without codec, whose result waits
         needed += internal_bytes(plain, job.rank, shape, dtype, inside)
+        compared_bytes = buffer_elements(collective, shape, job.rank)[1] * dtype.bytes
     cuda = gpu.Cuda(gpu.load()) if on_device else None
     pinned = 0
     if cuda is not None:
@@ -270,7 +274,9 @@ def _measure_mode(
         job.barrier()  # all ranks of the device have freed what the mode before needed
     job.together(
         "the check of memory",
-        lambda: check_memory(job, compiled, shape, dtype, settings, neighbours, needed, pinned, cuda),
+        lambda: check_memory(
+            job, compiled, shape, dtype, settings, neighbours, needed, pinned, compared_bytes, cuda
+        ),
     )
     empty = job.memory.empty if settings.buffers == "shared" and settings.device == "host" else np.empty
     guarded = check.allocate(collective, shape, job.rank, dtype, inplace, empty)

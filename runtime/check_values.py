@@ -1,12 +1,13 @@
 """Is the result right within what codecs promise, and for values that are not made for exact sums?
 
-Expected values are computed in float64, chunk by chunk as they are coded. Where nothing is lost on the way (no codec or
-a lossless one, and no rounded sum) a result must have the bits of its source.
+Expected values are computed in float64, by whole blocks of a codec from the start of each chunk, few at a time: what
+this takes beside the buffers does not grow with them. Where nothing is lost on the way (no codec or a lossless one, and
+no rounded sum) a result must have the bits of its source.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,8 @@ from taccl.runtime.layout import Layout
 from taccl.synth.collective import Collective
 
 Source = Callable[[int, int, int], Array]  # (rank, first element, elements) -> that part of the rank's input
+
+SLAB = 1 << 16  # elements that are looked at together, at least a block
 
 # Largest relative error of rounding to the type.
 ROUNDING = {"float32": 2.0**-24, "float64": 2.0**-53, "float16": 2.0**-11, "bfloat16": 2.0**-8}
@@ -73,7 +76,8 @@ def real_values(values: Array, ranks: int) -> Source:
 def fill_values(buffers: Buffers, source: Source, rank: int) -> None:
     """Put the rank's values into the input and a mark into the output."""
     buffers.output.view(np.uint8)[:] = UNWRITTEN
-    buffers.input[:] = source(rank, 0, len(buffers.input))
+    for first, last in _slabs(len(buffers.input), SLAB):
+        buffers.input[first:last] = source(rank, first, last - first)
 
 
 def inspect_values(
@@ -90,29 +94,37 @@ def inspect_values(
     """Compare the output with what the collective promises, the guards and, out of place, the input with what they
     held before."""
     wrong, error, largest = 0, 0.0, -1.0
+    block = max(tolerance.promise.block_values, 1)
     for chunk in collective.chunks:
         places = [offset for r, offset in chunk.destinations if r == rank]
         if not places:
             continue
         length = layout.start(places[0] + 1) - layout.start(places[0])
-        parts = [source(r, layout.start(x), length) for r, x in chunk.sources]
-        for place in places:
-            got = guarded.buffers.output[layout.start(place) : layout.start(place + 1)]
-            count, gap, size = compare(got, parts, dtype, op, tolerance)
-            wrong, error, largest = wrong + count, max(error, gap), max(largest, size)
+        for first, last in _slabs(length, block * max(1, SLAB // block)):
+            parts = [source(r, layout.start(x) + first, last - first) for r, x in chunk.sources]
+            for place in places:
+                got = guarded.buffers.output[layout.start(place) + first : layout.start(place) + last]
+                count, gap, size = compare(got, parts, dtype, op, tolerance)
+                wrong, error, largest = wrong + count, max(error, gap), max(largest, size)
     if not inplace or collective.inplace[rank] is None:
-        before = source(rank, 0, len(guarded.buffers.input))
-        wrong += _bits_differ(guarded.buffers.input, before)
+        given = guarded.buffers.input
+        for first, last in _slabs(len(given), SLAB):
+            wrong += bits_differ(given[first:last], source(rank, first, last - first))
     return Finding(wrong, written_outside(guarded), error, largest)
+
+
+def _slabs(length: int, slab: int) -> Iterator[tuple[int, int]]:
+    """(first, last) of stretches of `slab` elements, the last one shorter."""
+    return ((first, min(first + slab, length)) for first in range(0, length, slab))
 
 
 def compare(
     got: Array, parts: list[Array], dtype: DType, op: str | None, tolerance: Tolerance
 ) -> tuple[int, float, float]:
-    """(wrong elements, largest error, largest exact value that was judged by a promise or -1) of one chunk of a result,
-    with its sources."""
+    """(wrong elements, largest error, largest exact value that was judged by a promise or -1) of whole blocks of one
+    chunk of a result, with its sources."""
     if op is None and tolerance.promise == EXACT:
-        wrong = _bits_differ(got, parts[0])
+        wrong = bits_differ(got, parts[0])
         return wrong, (float("inf") if wrong else 0.0), -1.0
     if dtype.integer:
         differ = got != (parts[0] if op is None else reduce_exactly(dtype, op, parts))
@@ -183,7 +195,7 @@ def _allowed(parts: list[Array], exact: Array, dtype: DType, op: str | None, tol
 
 
 def _bound(promise: Promise, sizes: Array) -> Array:
-    """The error that a codec may make of (n,) values of these absolute values, one chunk from its start."""
+    """The error that a codec may make of (n,) values of these absolute values, whole blocks."""
     bound = promise.value * sizes + promise.floor
     if promise.block:
         length = promise.block_values
@@ -193,8 +205,10 @@ def _bound(promise: Promise, sizes: Array) -> Array:
     return bound
 
 
-def _bits_differ(got: Array, wanted: Array) -> int:
+def bits_differ(got: Array, wanted: Array) -> int:
     """Elements that are not the same bits."""
-    size = got.dtype.itemsize
-    differ = got.view(np.uint8).reshape(-1, size) != wanted.view(np.uint8).reshape(-1, size)
-    return int(np.count_nonzero(differ.any(axis=1)))
+    wrong, size = 0, got.dtype.itemsize
+    for first, last in _slabs(len(got), SLAB):
+        pair = (one[first:last].view(np.uint8).reshape(-1, size) for one in (got, wanted))
+        wrong += int(np.count_nonzero((next(pair) != next(pair)).any(axis=1)))
+    return wrong

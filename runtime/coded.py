@@ -379,7 +379,8 @@ class _Rank:
                     "coded parts, and a lossy codec would add an error at every such hop. Schedules qualify whose "
                     "owner of a chunk receives every contribution itself (or the uncoded sum of a node) and sends "
                     "the result: taccl synth --engine direct makes one where all ranks have links to each other. A "
-                    "lossless codec adds no error there, and taccl run --recode lets this one code at every hop"
+                    "lossless codec adds no error there, and recode (taccl run --recode) lets this one code at every "
+                    "hop"
                 )
 
     def _encode(self, extent: Range, like: Operation) -> tuple[Frame, ...]:

@@ -35,9 +35,10 @@ class BoundCollective:
     job: entered and not left. input, output: contiguous (n,) arrays of one of dtypes.DTYPES, of numpy, or of CuPy on
     the current device, as long as the collective wants them; in place the same array (allreduce), or views of one. op:
     one of dtypes.OPS, None for collectives that move data. codec: None for none; links: "nodes", "all", or "planned",
-    which `loaded` then has. feedback: for float32 sums and averages that a lossy codec codes. reach: how device memory
-    travels, for arrays there, as `with_transport` of `taccl run` has found it; a run then comes after what is on the
-    current stream, and has ended when the call returns. Raises UsageError for arrays and options that do not fit.
+    which `loaded` then has. recode: whether a lossy codec may code partial sums again. feedback: for float32 sums and
+    averages that a lossy codec codes. reach: how device memory travels, for arrays there, as `with_transport` of `taccl
+    run` has found it; a run then comes after what is on the current stream, and has ended when the call returns. Raises
+    UsageError for arrays and options that do not fit.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class BoundCollective:
         links: str = "nodes",
         feedback: ErrorFeedback | None = None,
         reach: tuple[Settings, Neighbours] | None = None,
+        recode: bool = False,
     ) -> None:
         collective = loaded.collective
         shares = job.together("the check of the arrays", lambda: check_arrays(input, output, op, feedback))
@@ -62,7 +64,7 @@ class BoundCollective:
         facts = (
             collective, dtype.name, op, shape, inplace, None if codec is None else codec.name, links,
             None if plan is None else plan.facts(), feedback is not None, reach is not None,
-            loaded.topology is None, loaded.turns,
+            loaded.topology is None, loaded.turns, recode,
         )  # fmt: skip
         job.agree_on(fingerprint(loaded.program, facts), "program or arrays")
         neighbours = job.reach_nodes(job.share_memory()) if reach is None else reach[1]
@@ -73,7 +75,9 @@ class BoundCollective:
             # On devices each rank decodes for itself; what would be quicker there is not known.
             on_host = reach is None
             parts = PARTS if on_host and hops is None else 1
-            coding = Coding(nodes, codec.lossless, hops=hops, near=near if on_host else None, parts=parts)
+            coding = Coding(
+                nodes, codec.lossless, recode=recode, hops=hops, near=near if on_host else None, parts=parts
+            )
         compiled = job.together(
             "the compilation of the program",
             lambda: compile_program(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 
 from taccl.errors import EnvironmentProblem
@@ -25,13 +26,14 @@ def check_memory(
     neighbours: Neighbours,
     inside: int,
     pinned: int,
+    pageable: int,
     cuda: gpu.Cuda | None,
 ) -> None:
-    """Raise EnvironmentProblem where a size needs more than is free. inside, pinned: bytes that a rank needs beside its
-    buffers, in the memory of these and in pinned host memory."""
+    """Raise EnvironmentProblem where a size needs more than is free. inside, pinned, pageable: bytes that a rank needs
+    beside its buffers, in the memory of these, in pinned and in other host memory."""
     lengths = buffer_elements(compiled.collective, shape, job.rank)
     mine = sum(lengths) * dtype.bytes
-    on_host = mine + (inside if cuda is None else pinned)
+    on_host = mine + pageable + (inside if cuda is None else pinned)
     if settings.transport == "shm" and settings.buffers == "private":
         on_host += min(ROOM_BYTES, ROOMS * mine)
     free = available_bytes()
@@ -39,6 +41,12 @@ def check_memory(
         raise EnvironmentProblem(
             f"a size of {shape.elements * dtype.bytes} bytes needs {on_host} bytes on each of "
             f"{job.board.node_ranks} ranks here, and {free} bytes are free; use a smaller -e"
+        )
+    left = allowed_bytes()
+    if on_host > left * MEMORY_SHARE:
+        raise EnvironmentProblem(
+            f"a size of {shape.elements * dtype.bytes} bytes needs {on_host} bytes on a rank, which may take {left} "
+            "more (ulimit -v); use a smaller -e"
         )
     if cuda is not None:
         free = cuda.free_bytes()
@@ -62,3 +70,12 @@ def available_bytes() -> int:
     if limit.exists() and used.exists() and limit.read_text().strip() != "max":
         free.append(int(limit.read_text()) - int(used.read_text()))
     return min(free)
+
+
+def allowed_bytes() -> int:
+    """Address space that this process may still take (ulimit -v)."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit == resource.RLIM_INFINITY:
+        return 2**62
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    return int(max(0, limit - pages * resource.getpagesize()))

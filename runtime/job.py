@@ -156,6 +156,11 @@ class Job:
             )
         elif isinstance(error, TacclError):
             code, text = error.exit_code, f"rank {rank}: {error}; the job is ended"
+        elif isinstance(error, MemoryError):
+            code, text = (
+                EnvironmentProblem.exit_code,
+                f"rank {rank} has not enough memory; the job is ended (TACCL_DEBUG=1 says where)",
+            )
         else:
             code = mpi.JOB_FAILED
             what = f"{type(error).__name__}: {error}"
@@ -184,8 +189,8 @@ class Job:
     def together(self, what: str, work: Callable[[], T]) -> T:
         """The result of local work, once it succeeded on every rank.
 
-        When it raised a TacclError somewhere, rank 0 raises it (naming the rank unless all failed alike) and
-        the others exit silently with its code.
+        When it raised a TacclError somewhere, or memory was not enough, rank 0 raises it (naming the rank unless all
+        failed alike) and the others exit silently with its code.
         """
         result: list[T] = []
         text, code = b"", 0
@@ -193,6 +198,8 @@ class Job:
             result.append(work())
         except TacclError as error:
             text, code = str(error).encode(errors="backslashreplace")[:MESSAGE_BYTES], error.exit_code
+        except MemoryError:
+            text, code = f"there is not enough memory for {what}".encode(), EnvironmentProblem.exit_code
         record = np.zeros(2 + MESSAGE_BYTES, np.uint8)
         record[0] = code
         record[2 : 2 + len(text)] = np.frombuffer(text, np.uint8)

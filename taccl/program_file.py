@@ -99,11 +99,10 @@ def open_proven(file: str, options: dict[str, Any]) -> ProgramFile:
     """`open_program`, and refuse what `taccl verify` refuses; a native file's certificate is judged.
 
     Raises CheckFailed with what is wrong, too. With `unproven` among the options, a wrong program is only warned of; a
-    wrong certificate never passes.
+    wrong certificate or coding plan never passes.
     """
     opened = judged(open_program(file, options))
-    if opened.judgement is not None and opened.judgement.problems:
-        raise CheckFailed("\n".join(finding.render(file) for finding in certificate_findings(opened)))
+    _check_claims(file, opened)
     from taccl.synth.verify import is_unjudged, verify
 
     errors = [f for f in verify(opened.program, collective=opened.collective) if f.severity == "error"]
@@ -132,6 +131,23 @@ def certificate_findings(opened: ProgramFile | NativeFile) -> list[Finding]:
     return [] if opened.judgement is None else [Finding("A101", p) for p in opened.judgement.problems]
 
 
+def coding_findings(opened: ProgramFile | NativeFile) -> list[Finding]:
+    """What is untrue in the coding plan of a native file."""
+    from taccl.synth.coding.check import check_plan
+    from taccl.synth.verify_finding import Finding
+
+    if opened.algorithm is None or opened.topology is None:
+        return []
+    return [Finding("A102", problem) for problem in check_plan(opened.algorithm, opened.topology)]
+
+
+def _check_claims(file: str, opened: ProgramFile | NativeFile) -> None:
+    """Raise CheckFailed for a native file whose certificate or coding plan is untrue."""
+    findings = certificate_findings(opened) + coding_findings(opened)
+    if findings:
+        raise CheckFailed("\n".join(finding.render(file) for finding in findings))
+
+
 def open_program(file: str, options: dict[str, Any]) -> ProgramFile:
     """Read a program; `options` are those of `collective_options`.
 
@@ -140,10 +156,11 @@ def open_program(file: str, options: dict[str, Any]) -> ProgramFile:
     """
     if file.endswith(".json"):
         return _open_native(file, options)
+    from taccl.profiles.yaml_reader import read_most
     from taccl.synth.msccl_xml import MAX_FILE_BYTES, read_xml
 
     with Path(file).open("rb") as stream:
-        program = read_xml(stream.read(MAX_FILE_BYTES + 1), file)
+        program = read_xml(read_most(stream, MAX_FILE_BYTES + 1), file)
     name = program.collective if options["collective"] is None else options["collective"]
     root = program.root if options["root"] is None else options["root"]
     if root >= program.ranks:
@@ -223,7 +240,7 @@ def open_large(file: str) -> ScheduleFile | None:
 def open_native(file: str, options: dict[str, Any]) -> NativeFile | None:
     """A native file whose schedule is right, judged, without making its program; None for XML.
 
-    Raises as `open_program` does, and CheckFailed for a certificate that claims too much.
+    Raises as `open_program` does, and CheckFailed for a certificate or coding plan that claims too much.
     """
     from taccl.synth.check_certificate import judge_certificate
 
@@ -232,8 +249,7 @@ def open_native(file: str, options: dict[str, Any]) -> NativeFile | None:
     algorithm, topology = _read_native(file, options)
     judgement = judge_certificate(algorithm, topology)
     opened = NativeFile(algorithm, topology, judgement)
-    if judgement.problems:
-        raise CheckFailed("\n".join(finding.render(file) for finding in certificate_findings(opened)))
+    _check_claims(file, opened)
     return opened
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     import numpy as np
 
     from taccl.runtime.bench import Loaded
@@ -28,13 +30,15 @@ def open_collective(
     codec: str | None = None,
     links: str | None = None,
     feedback: ErrorFeedback | None = None,
+    recode: bool = False,
     **collective: Any,
 ) -> BoundCollective:
     """A program on the caller's arrays, of numpy or of CuPy, to be called again and again; see `BoundCollective`.
 
-    file: MSCCL XML or the native .json of an algorithm. op: default the file's, or "sum". codec, links: as --codec and
-    --codec-links of `taccl run`, whose default is what the file plans; "raw" codes nothing. collective: what an XML
-    file does not say, as the options of `taccl run` (root, demand, pairs, groups, pre_post, collective).
+    file: MSCCL XML or the native .json of an algorithm. op: default the file's, or "sum". codec, links, recode: as
+    --codec, --codec-links and --recode of `taccl run`, whose default is what the file plans; "raw" codes nothing.
+    collective: what an XML file does not say, as the options of `taccl run` (root, demand, pairs, groups, pre_post,
+    collective).
     Collective over the ranks of the job. What is wrong with file or options is raised on rank 0, in the words of
     `taccl run`.
     """
@@ -42,20 +46,30 @@ def open_collective(
 
     from taccl.runtime.collective import BoundCollective, on_device
 
-    unknown = sorted(set(collective) - set(COLLECTIVE_OPTIONS))
-    if unknown:
-        raise TypeError(f"open_collective has no option {unknown[0]!r}")
+    job.together("the check of the options", lambda: _check_names(collective))
     options = {
         **dict.fromkeys(COLLECTIVE_OPTIONS), **collective, "file": file, "codecs": codec, "codec_links": links,
         "op": op, "dtype": str(input.dtype), "calibrate": False, "accumulate": "type", "codec_at": "collective",
-        "recode": False,
+        "recode": recode,
     }  # fmt: skip
     there = job.together("the check of the arrays", lambda: on_device(input))
     anywhere = bool(job.gather_bytes(np.array([there], np.uint8), "the check of the arrays").any())
     options["device"] = "cuda" if anywhere else "host"
     loaded, reduction, chosen, where = job.together("the reading of the file", lambda: _prepare(job, options))
     reach = _reach(job, there) if anywhere else None
-    return BoundCollective(job, loaded, input, output, reduction, chosen, where, feedback, reach)
+    return BoundCollective(job, loaded, input, output, reduction, chosen, where, feedback, reach, recode)
+
+
+def _check_names(collective: Iterable[str]) -> None:
+    """Raise UsageError for what is no option."""
+    from taccl.errors import UsageError
+
+    for name in collective:
+        if name not in COLLECTIVE_OPTIONS:
+            raise UsageError(
+                f"open_collective has no option {name!r}; it has op, codec, links, feedback, recode, and for XML "
+                f"{', '.join(COLLECTIVE_OPTIONS)}"
+            )
 
 
 def _reach(job: Job, there: bool) -> tuple[Settings, Neighbours]:

@@ -13,6 +13,7 @@ from taccl.profiles.load import load_topology
 from taccl.profiles.topology import Link, Measurement, Nic, Port, Switch, Topology
 from taccl.synth.algorithm import Algorithm, Certificate
 from taccl.synth.check_algorithm import check_algorithm
+from taccl.synth.coding.choose import chosen
 from taccl.synth.coding.plan import CodingPlan
 from taccl.synth.collective import NAMES, Chunk, Collective, build
 from taccl.synth.cost import costs, us
@@ -81,16 +82,21 @@ def custom(ranks: int) -> Collective:
 
 
 def with_plan(
-    algorithm: Algorithm, numbers: Iterable[int], codec: str = "q8", dtype: str = "float32"
+    algorithm: Algorithm,
+    numbers: Iterable[int],
+    codec: str = "q8",
+    dtype: str = "float32",
+    topology: Topology | None = None,
 ) -> Algorithm:
-    """The algorithm with these messages planned as coded, at costs that are made up."""
+    """The algorithm with these messages planned as coded, at costs that are made up. topology: by which the plan says
+    how long it takes; None: it says that coding changes nothing."""
     cost = CodecCost(
         codec, dtype, codec == "xw", Fraction(2), 128, Fraction(1), Fraction(10), Fraction(1), Fraction(10)
     )
     messages = tuple(sorted(numbers))
-    return replace(
-        algorithm, coding=CodingPlan(cost, messages, algorithm.time_fs, 0.0, us(algorithm.time_fs))
-    )
+    found = None if topology is None else chosen(algorithm, topology, cost, messages)
+    time_fs = algorithm.time_fs if found is None else found.time_fs
+    return replace(algorithm, coding=CodingPlan(cost, messages, time_fs, 0.0, us(algorithm.time_fs)))
 
 
 @st.composite

@@ -81,11 +81,13 @@ def test_a_slow_node_counts_and_an_unlucky_rank_does_not() -> None:
 
 def test_times_that_no_line_explains_are_warned_of() -> None:
     calm, wild = fit_codec(times([STEPS], (0,), noise=0.05)), fit_codec(times([STEPS], (0,)))
-    assert warnings([calm]) == []
+    assert warnings([calm], 2, 2) == []
     odd = times([STEPS], (0,))
     odd.times_us[:] *= np.array([1, 3, 1, 3])[None, :, None, None]
-    (line,) = warnings([calm, fit_codec(odd), wild])
+    (line,) = warnings([calm, fit_codec(odd), wild], 2, 2)
     assert "q8 on float32" in line and "measure again" in line
+    (line,) = warnings([fit_codec(odd)], 4, 2)
+    assert "4 ranks wait for each other on 2 cores" in line and "measure again" not in line
 
 
 def test_nothing_is_below_zero() -> None:

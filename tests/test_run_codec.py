@@ -120,7 +120,7 @@ def choose(plan=True, ops=(), codec="q8", planned_for="float32", **asked):
     topology = load_topology("ring:3")
     chain = timed(topology, build("broadcast", 3), "chain")
     if plan:
-        chain = with_plan(chain, [len(chain.messages) - 1], codec, planned_for)
+        chain = with_plan(chain, [len(chain.messages) - 1], codec, planned_for, topology)
     opened = ProgramFile(lower(chain, topology), chain.collective, chain, topology)
     return choose_codecs(ASKED | asked, opened, chain.collective, ops)
 
@@ -172,6 +172,7 @@ def test_the_plan_of_the_file_counts_unless_codec_says_otherwise():
             {"device": "cuda", "codec": "zstd"},
             "x.json plans codec zstd, which has no kernel.*leave out --device cuda",
         ),
+        ({"recode": True}, "--recode is for other codecs than the one that x.json plans, q8"),
         ({"calibrate": True}, "give --codec raw where the file plans coded messages"),
         ({"ops": ("prod",)}, "x.json plans codec q8: products of rounded values"),
     ],
@@ -185,7 +186,7 @@ def test_a_file_without_values_of_the_type_is_refused(tmp_path):
     np.save(tmp_path / "ids.npy", np.arange(10))
     found = read_data(str(tmp_path / "ids.npy"), (DTYPES["int64"],))
     assert found.values["int64"].tolist() == list(range(10))
-    with pytest.raises(UsageError, match="nothing that can be run as float32"):
+    with pytest.raises(UsageError, match="nothing in it can be run as float32; it holds int64"):
         read_data(str(tmp_path / "ids.npy"), (DTYPES["float32"],))
     with pytest.raises(InvalidInput, match="No such file"):
         read_data(str(tmp_path / "none.npy"), (DTYPES["int64"],))

@@ -2,12 +2,15 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from mpi_jobs import launch, messages, taccl
 from native_algorithms import timed, two_nodes, with_plan
 
+from taccl.cli import cli
 from taccl.profiles.load import load_topology
 from taccl.runtime.codecs import CODECS, most_bytes
 from taccl.runtime.dtypes import DTYPES
@@ -34,7 +37,7 @@ def planned(tmp_path):
 
     def save(algorithm, topology, wanted, codec="q8"):
         numbers = [number for number, message in enumerate(algorithm.messages) if wanted(message)]
-        made = with_plan(algorithm, numbers, codec)
+        made = with_plan(algorithm, numbers, codec, topology=topology)
         topology = replace(topology, codecs=(made.coding.cost,))
         path = tmp_path / f"{algorithm.name}-{codec}-{len(list(tmp_path.iterdir()))}.json"
         path.write_text(write_native(made, topology), "utf-8")
@@ -55,6 +58,11 @@ def outcome(ended):
     assert ended.code == 0, ended.err
     document = json.loads(ended.out)
     return document, [row["out_of_place"] for row in document["results"]]
+
+
+def planned_us(path):
+    """How long a file's plan says that it takes."""
+    return us(json.loads(Path(path).read_text())["coding"]["time_fs"])
 
 
 def wire_bytes(document):
@@ -78,7 +86,7 @@ def test_the_last_hop_of_a_chain(planned):
     assert (
         f"{plan['coded_messages']} of {plan['messages']}" == count and plan["size_bytes"] == made.size_bytes
     )
-    assert plan["time_us"] == plan["uncoded_time_us"] == us(made.time_fs) > 0
+    assert plan["uncoded_time_us"] == us(made.time_fs) and plan["time_us"] == planned_us(path)
     assert document["results"][0]["predicted_time_us"] is None  # the plan is for another size
     assert mode["nwrong"] == 0 and mode["max_error"] > 0
     elements = 240000 // 4 // 3
@@ -113,7 +121,7 @@ def test_results_of_sums_that_some_ranks_get_coded(planned):
     path, count, chunks = planned(made, topology, lambda m: m.op == "copy" and NODES[m.src] != NODES[m.dst])
     ended = taccl(4, "run", path, "-b", "400K", "-e", "400K", *FAST, "-o", "sum,max", "--json", "-")
     predicted = {row["predicted_time_us"] for row in json.loads(ended.out)["results"]}
-    assert predicted == {us(made.time_fs)}
+    assert predicted == {planned_us(path)}
     _, modes = outcome(ended)
     assert f"coded: q8, {count}\n" in ended.err and count == "8 of 24"
     assert all(mode["nwrong"] == 0 and mode["max_error"] > 0 for mode in modes)
@@ -141,5 +149,20 @@ def test_a_plan_that_would_code_twice_is_refused_by_all_ranks(planned):
     path, _, _ = planned(ring, topology, lambda m: m.src not in second)
     ended = taccl(4, "run", path, "-b", "4K", "-e", "4K", *FAST)
     assert ended.code == 1
-    (said,) = messages(ended)
-    assert said.startswith("taccl: the coding plan is wrong: rank ") and "have been coded before" in said
+    assert "error[A102]: the plan codes message 2 again: what it carries has been through q8" in ended.err
+    assert "--codec raw runs the file without its plan" in ended.err
+
+
+def test_a_plan_that_promises_too_much_is_refused_by_all_ranks(planned):
+    made, topology = chain()
+    path, _, _ = planned(made, topology, lambda m: True)
+    document = json.loads(Path(path).read_text())
+    document["coding"]["time_fs"] //= 2
+    Path(path).write_text(json.dumps(document))
+    size = ("-b", "4K", "-e", "4K", *FAST)
+    ended = taccl(3, "run", path, *size)
+    assert ended.code == 1 and "error[A102]: the plan says" in ended.err
+    assert taccl(3, "run", path, *size, "--codec", "raw").code == 0
+    for command in ("explain", "simulate"):
+        ended = CliRunner().invoke(cli, [command, path])
+        assert ended.exit_code == 1 and "error[A102]: the plan says" in ended.output

@@ -38,7 +38,7 @@ def test_collectives_are_called_again_and_again(files):
     ended = launch(3, WORKER, "work", *files)
     assert ended.code == 0, ended.err
     found = json.loads(ended.out)
-    assert found["wrong"] == [0] * 6
+    assert found["wrong"] == [0] * 7
     assert 0 < 3 * found["frames"] < found["values"] == 2 * 5000 * 4
 
 
@@ -49,6 +49,11 @@ def test_collectives_are_called_again_and_again(files):
     [
         ("lengths", "RunFailed: rank 2 runs another program or arrays, or has other options, than the rest"),
         ("apart", "TacclError: allreduce-3 does not claim to work out of place"),
+        (
+            "option",
+            "TacclError: open_collective has no option 'codecs'; it has op, codec, links, feedback, recode",
+        ),
+        ("again", "a lossy codec would add an error at every such hop"),
     ],
 )
 def test_what_does_not_fit_is_raised_on_the_first_rank_and_ends_the_others(files, what, words):
@@ -62,7 +67,9 @@ def test_the_example_of_the_page(tmp_path, monkeypatch):
     """Its file plans what goes between nodes as q8."""
     (example,) = re.findall(r"```python\n(.*?open_collective.*?)```", PAGE.read_text(), re.DOTALL)
     made = timed(two_nodes(), build("allreduce", 4), "hierarchical")
-    made = with_plan(made, [n for n, m in enumerate(made.messages) if NODES[m.src] != NODES[m.dst]])
+    made = with_plan(
+        made, [n for n, m in enumerate(made.messages) if NODES[m.src] != NODES[m.dst]], topology=two_nodes()
+    )
     topology = replace(two_nodes(), codecs=(made.coding.cost,))
     (tmp_path / "allreduce.json").write_text(write_native(made, topology), "utf-8")
     (tmp_path / "train.py").write_text(example)

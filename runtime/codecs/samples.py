@@ -95,7 +95,9 @@ def _npy(path: str) -> Array:
         loaded: Array = np.load(path, mmap_mode="r", allow_pickle=False)
     except (ValueError, EOFError, TypeError, OverflowError) as error:
         # numpy's own words speak of pickles, which are never loaded here.
-        raise invalid(path, "C002", "this is no array of numbers in numpy's format (np.save)") from error
+        raise invalid(
+            path, "C002", "this is no array of numbers in numpy's format (np.save), or its end is missing"
+        ) from error
     # In the byte order of this machine, whatever the file's is.
     return np.ascontiguousarray(loaded, loaded.dtype.newbyteorder("="))
 

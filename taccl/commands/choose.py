@@ -130,7 +130,10 @@ def _choose(job: Job, options: dict[str, Any]) -> None:
     )
     first, shows = job.rank == 0, job.rank == 0 and not options["as_json"]
     if shows:
-        for line in (where(job, settings, neighbours), *how(candidates[0][0], settings, neighbours)):
+        for line in (
+            where(job, settings, neighbours),
+            *how(candidates[0][0], settings, neighbours, bool(options["data"])),
+        ):
             print(line)
         mode, loaded = settings.modes[0].replace("_", " "), candidates[0][0]
         what = f"{loaded.collective.title} of {_bytes(loaded, settings)} bytes, {settings.dtypes[0].name}, {mode}"

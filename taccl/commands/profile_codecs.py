@@ -74,7 +74,7 @@ def profile_codecs(
             click.echo(f"taccl: {line}", err=True)
     found = measure(job, asked, quick)
     if job.rank == 0:
-        for line in warnings(found):
+        for line in warnings(found, job.board.node_ranks, job.board.node_cores):
             click.echo(f"taccl: {line}", err=True)
     if topology is not None:
         job.together(
@@ -157,11 +157,17 @@ def measure(job: Job, asked: Request, quick: bool) -> list[CodecFit]:
     return found
 
 
-def warnings(found: Sequence[CodecFit]) -> list[str]:
-    """Words on numbers that decisions should not rest on."""
+def warnings(found: Sequence[CodecFit], ranks: int, cores: int) -> list[str]:
+    """Words on numbers that decisions should not rest on. ranks, cores: of a node."""
+    why = (
+        f"{ranks} ranks wait for each other on {cores} core{'s' * (cores > 1)}, so plans made of them are guesses: "
+        "run both, with and without"
+        if ranks > cores
+        else "the machine was busy, measure again while it does nothing else"
+    )
     return [
         f"warning: {fit.cost.codec} on {fit.cost.dtype}: times of coding or decoding are {worst:.0%} off their line; "
-        "the machine was busy, measure again while it does nothing else"
+        f"{why}"
         for fit in found
         if (worst := max(fit.encode.residual, fit.decode.residual)) > MOST_RESIDUAL
     ]

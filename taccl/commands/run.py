@@ -203,7 +203,9 @@ def _run(job: Job, options: dict[str, Any]) -> bool:
     if first:
         beside = None if not settings.reference else "MPI" if against is None else ""
         other = None if against is None else against.program
-        lines = preamble(job, loaded, settings, neighbours, options["file"], other, options["against"])
+        lines = preamble(
+            job, loaded, settings, neighbours, options["file"], other, options["against"], data is not None
+        )
         for text in [*lines, *table.header(beside, bool(predict), table.codes(settings))]:
             print(text, file=out, flush=True)
     rows: list[tuple[Row, float | None]] = []

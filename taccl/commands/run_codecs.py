@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from taccl.errors import UsageError
+from taccl.errors import CheckFailed, UsageError
 
 if TYPE_CHECKING:
     from taccl.program_file import ProgramFile
@@ -35,12 +35,15 @@ def choose_codecs(
     Raises UsageError for what a codec cannot do or was not planned for, EnvironmentProblem without its package,
     CheckFailed for a plan that is wrong.
     """
+    from taccl.program_file import coding_findings
     from taccl.runtime.dtypes import DTYPES, select_dtypes
     from taccl.runtime.planned import planned
 
     file, asked, links = options["file"], options["codecs"], options["codec_links"]
     plan = None
     if opened.algorithm is not None and (asked is None or links == "planned"):
+        if wrong := coding_findings(opened):
+            raise CheckFailed("\n".join([*(finding.render(file) for finding in wrong), IGNORE]))
         plan = planned(opened.algorithm, collective)
     if plan is None and links == "planned":
         raise UsageError(f"--codec-links planned: {file} plans no coded messages")
@@ -48,6 +51,10 @@ def choose_codecs(
         raise UsageError(f"{file} plans which messages are coded; --codec-links {links} needs --codec")
     if plan is not None and plan.dtype not in DTYPES:
         raise UsageError(f"{file} plans codec {plan.codec} for {plan.dtype}, which cannot be run: {IGNORE}")
+    if plan is not None and asked is None and options["recode"]:
+        raise UsageError(
+            f"--recode is for other codecs than the one that {file} plans, {plan.codec}: leave it out, or give --codec"
+        )
     dtypes = tuple(select_dtypes(options["dtype"] or ("float32" if plan is None else plan.dtype)))
     if plan is not None and asked is None:
         _check_types(options, plan, dtypes, ops)

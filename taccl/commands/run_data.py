@@ -48,8 +48,8 @@ def read_data(path: str | None, dtypes: Sequence[DType]) -> Data | None:
         found = known.get(dtype.name, None if dtype.integer else floats)
         if found is None:
             raise UsageError(
-                f"--data {path} holds {', '.join([*known, *others]) or 'no values'}; nothing that can be run as "
-                f"{dtype.name}"
+                f"--data {path}: nothing in it can be run as {dtype.name}; it holds "
+                f"{', '.join([*known, *others]) or 'no values'}"
             )
         with np.errstate(all="ignore"):
             values[dtype.name] = np.ascontiguousarray(found.astype(dtype.numpy))

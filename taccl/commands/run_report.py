@@ -106,8 +106,9 @@ def preamble(
     file: str,
     against: Program | None,
     against_file: str | None,
+    data: bool,
 ) -> list[str]:
-    """The lines above the table."""
+    """The lines above the table. data: whether the values are the user's."""
     program, collective = loaded.program, loaded.collective
     lines = [
         where(job, settings, neighbours),
@@ -121,7 +122,7 @@ def preamble(
     if loaded.inferred:
         option = "--demand" if collective.name == "alltoallv" else "--pairs"
         lines.append(f"# results are checked against what the program moves; {option} says what it should")
-    lines += how(loaded, settings, neighbours)
+    lines += how(loaded, settings, neighbours, data)
     low, high = program.min_bytes, program.max_bytes
     if settings.sizes_bytes[0] < low or (high and settings.sizes_bytes[-1] > high):
         lines.append(f"# the file is made for sizes from {low} to {high or 'any'} bytes")
@@ -140,8 +141,10 @@ def where(job: Job, settings: Settings, neighbours: Neighbours) -> str:
     )
 
 
-def how(loaded: Loaded, settings: Settings, neighbours: Neighbours) -> list[str]:
-    """Lines on sums in another type, and on coded messages."""
+def how(loaded: Loaded, settings: Settings, neighbours: Neighbours, data: bool) -> list[str]:
+    """Lines on sums in another type, and on coded messages. data: whether the values are the user's."""
+    from taccl.runtime import codecs
+
     lines = []
     if settings.accumulate != "type" and loaded.collective.combining:
         lines.append(f"# 16-bit floats are reduced in {settings.accumulate}")
@@ -149,6 +152,12 @@ def how(loaded: Loaded, settings: Settings, neighbours: Neighbours) -> list[str]
         lines += _coded(settings, loaded)
         if settings.codec_links == "nodes" and len(set(neighbours.nodes)) == 1:
             lines.append("# there is one node, so that no message is coded; --codec-links all codes all")
+        by_values = [name for name in settings.codecs if name != "raw" and not codecs.get(name).fixed]
+        if by_values and not data:
+            lines.append(
+                f"# values are test data, which {', '.join(by_values)} makes shorter or longer than real ones: --data "
+                "FILE takes yours"
+            )
     return lines
 
 

@@ -13,6 +13,7 @@ from taccl.program_file import (
     ScheduleFile,
     WrongAlgorithm,
     certificate_findings,
+    coding_findings,
     collective_options,
     judged,
     open_large,
@@ -46,7 +47,6 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     """
     from taccl.profiles.load import load_topology
     from taccl.synth.check_algorithm import check_algorithm
-    from taccl.synth.coding.check import check_plan
     from taccl.synth.verify import is_unjudged, verify
     from taccl.synth.verify_finding import Finding
 
@@ -66,10 +66,8 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     if opened is not None:
         if opened.algorithm is not None and cluster is not None:
             findings += [Finding("A100", problem) for problem in check_algorithm(opened.algorithm, cluster)]
-        if opened.algorithm is not None and not findings and opened.topology is not None:
-            findings += [
-                Finding("A102", problem) for problem in check_plan(opened.algorithm, opened.topology)
-            ]
+        if not findings:
+            findings += coding_findings(opened)
         findings += certificate_findings(opened)
         findings += verify(opened.program, collective=opened.collective, strict=options["strict"])
         findings += [Finding("V303", limit, "warning") for limit in opened.limits]
