@@ -214,6 +214,34 @@ def test_bad_requests_are_said_once_with_the_documented_code(saved, tmp_path, ra
     assert len(said) == len(set(said)) > 0
 
 
+WITH_LIMIT = """
+import resource, sys
+from pathlib import Path
+pages = int(Path("/proc/self/statm").read_text().split()[0])
+most = pages * resource.getpagesize() + int(sys.argv.pop(1))
+resource.setrlimit(resource.RLIMIT_AS, (most, most))
+from taccl.cli import main
+main()
+"""
+
+
+@pytest.mark.mpi
+@mpi
+@pytest.mark.parametrize("codec", ["raw", "q8", "xw"])
+def test_address_space_is_looked_at_before_it_is_taken(saved, codec):
+    """What remains beside code and libraries differs from machine to machine, so limits grow until one is enough."""
+    path = saved(programs.ring_allgather(2))
+    how = ("run", path, "-b", "256M", "-e", "256M", "-n", "1", "-w", "0", "--no-reference", "--codec", codec)
+    codes = []
+    for limit in range(2**29, 2**32, 2**28):
+        ended = launch(2, "-c", WITH_LIMIT, str(limit), *how, "--codec-links", "all", "--deadline", "20")
+        codes.append(ended.code)
+        if ended.code == 0:
+            break
+        assert ended.code == 6 and ("ulimit -v" in ended.err or "memory" in ended.err), ended.err
+    assert codes[-1] == 0 and 6 in codes
+
+
 @pytest.mark.mpi
 @mpi
 def test_without_mpiexec_the_message_says_how(saved):
