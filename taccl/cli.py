@@ -53,6 +53,7 @@ EXIT_CODES = {
     141: "the reader of the output went away",
 }
 
+NO_THREAD = "can't start new thread"  # of Python, where there is no memory for one
 INPUT_ERRNOS = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP})
 
 
@@ -170,7 +171,7 @@ def report(error: Exception) -> int:
             f"the Python package that provides {error.name!r} is missing; install taccl with its dependencies"
         )
         return 6
-    if isinstance(error, MemoryError):
+    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and NO_THREAD in str(error)):
         say("the machine has not enough memory for this; ask for fewer ranks, chunks or workers")
         return 6
     say(f"internal error: {type(error).__name__}: {error}")

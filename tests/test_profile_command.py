@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +18,14 @@ from taccl.commands.profile import Sizes, command
 from taccl.profiles.measure.buffers import HostBuffers, buffers
 from taccl.profiles.profile_file import read_topology
 
+BOUND = """
+import os, sys
+from taccl.cli import main
+from taccl.runtime.mpi import launcher
+cores = sorted(os.sched_getaffinity(0))
+os.sched_setaffinity(0, {cores[launcher().rank if sys.argv.pop(1) == "1" else 0]})
+main()
+"""
 FAULTY = str(Path(__file__).parent / "cluster" / "fault_profile.py")
 
 
@@ -54,6 +63,16 @@ class TestUnderMpiexec:
         ended = launch(2, "-m", "taccl", "profile", "--quick", "-o", "-")
         assert ended.code == 0, ended.err
         assert read_topology(ended.out, "stdout").ranks == 2
+
+    @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two cores are needed")
+    @pytest.mark.parametrize("bound", [True, False])
+    def test_ranks_that_are_bound_to_cores_share_none(self, bound: bool, tmp_path: Path) -> None:
+        """Two ranks on a core each, and two on one: there a copy has half of it."""
+        profile = tmp_path / "profile.yaml"
+        ended = launch(2, "-c", BOUND, str(int(bound)), "profile", "--quick", "-o", str(profile))
+        assert ended.code == 0, ended.err
+        ports = {port.name for port in read_topology(profile.read_text(), "profile.yaml").ports}
+        assert ports.isdisjoint({"rank0.switch.in", "rank1.switch.in"}) == bound
 
     def test_one_rank_is_told_how_to_start(self) -> None:
         ended = launch(1, "-m", "taccl", "profile", "-o", "x.yaml")

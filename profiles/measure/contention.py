@@ -75,6 +75,11 @@ class _Bench:
         cores = dict(zip(self._prober.hosts, self._prober.cores, strict=True))
         return all(count <= cores[host] for host, count in busy.items())
 
+    def receivers_work(self, ranks: Sequence[int]) -> bool:
+        """Whether they are several ranks of one host, whose receivers have all the work."""
+        hosts = {self._prober.hosts[rank] for rank in ranks}
+        return self._prober.receivers_work and len(ranks) > 1 and len(hosts) == 1
+
     def contend(self, flows: Sequence[Flow], known: Sequence[FoundPort]) -> _Outcome:
         """The flows together, against each alone, and what the known ports explain of that."""
         # Equal times alone: the slowest flow's largest message sets the time, none exceeds its own largest.
@@ -166,16 +171,23 @@ def find_ports(
 
 
 def _bus(bench: _Bench, node: int, ranks: Sequence[int]) -> None:
-    """Whether disjoint pairs inside a node share something: its memory or PCIe bus, or its cores."""
-    if len(ranks) < 4:
-        return
+    """Whether flows inside a node share something: its memory or PCIe bus, or its cores.
+
+    Disjoint pairs tell. Where receivers have all the work every rank receives at once, since pairs would leave cores
+    and memory idle that a collective uses.
+    """
     half = min(len(ranks) // 2, _MOST_FLOWS)
-    flows = [(ranks[2 * k], ranks[2 * k + 1]) for k in range(half)]
+    pairs = [(ranks[2 * k], ranks[2 * k + 1]) for k in range(half)]
     links = tuple((a, b) for a in ranks for b in ranks if a != b)
-    for count in sorted({2, half}):
-        found = bench.shares(flows[:count], bench.ports_of(node))
+    tries = [pairs[:count] for count in sorted({2, half}) if len(ranks) >= 4]
+    if bench.receivers_work(ranks):
+        some = ranks[:_MOST_FLOWS]
+        tries = [list(zip(some, [*some[1:], some[0]], strict=True))]
+    for flows in tries:
+        found = bench.shares(flows, bench.ports_of(node))
         if found is not None:
-            beta = found.beta_us_per_mb
+            # One message alone gets through as its link says, so what all share is no slower.
+            beta = min(found.beta_us_per_mb, median(bench.beta(link) for link in links))
             bench.ports.append(FoundPort(f"node{node}.bus", "port", beta, links, tuple(ranks), node, "both"))
             return
 

@@ -1,5 +1,5 @@
-"""Probes over MPI: rank 0 says what to do, the ranks of a flow do it, all others sleep. What is measured goes over MPI,
-or between nodes over TCP connections of our own, where programs will.
+"""Probes over MPI: rank 0 says what to do, the ranks of a flow do it, all others sleep. What is measured goes as the
+messages of programs will: over MPI, within nodes through shared memory, between them over TCP connections of our own.
 
 Every wait is a loop of MPI_Test with a deadline, so a rank that died or stalled is named instead of waited
 for; sleeping ranks poll twice a millisecond, because a rank that spins on a crowded host would be measured
@@ -24,7 +24,7 @@ from taccl.profiles.measure.busy import busy_cores
 from taccl.profiles.measure.probe import Probe, Times, Trial
 from taccl.profiles.measure.wires import MpiWire, Request, TcpWire, Wire
 
-_COMMAND, _RESULT, _DATA, _ACK, _GATE = 1, 2, 3, 4, 5  # tags
+_COMMAND, _RESULT, DATA, ACK, _GATE = 1, 2, 3, 4, 5  # tags
 _SIGN_OF_LIFE = "-"  # rank 0 is alive, though it has nothing to do for this rank
 _NAP_S = 0.0005
 _POLLS_PER_CLOCK = 2048  # polls between two looks at the deadline
@@ -45,8 +45,8 @@ class Stalled(Exception):
 class MpiProber:
     """The ranks of a communicator. `run` is called on rank 0 only, `serve` on all others.
 
-    deadline_s: the longest wait for any one message or answer. connections: to the ranks whose messages do not go over
-    MPI; they are closed with the prober.
+    deadline_s: the longest wait for any one message or answer. near: to ranks of this node, connections: to ranks of
+    others, whose messages do not go over MPI; the latter are closed with the prober.
     """
 
     def __init__(
@@ -55,6 +55,7 @@ class MpiProber:
         comm: Any,
         buffers: Buffers,
         deadline_s: float,
+        near: Mapping[int, Wire],
         connections: Mapping[int, socket.socket],
     ) -> None:
         self._MPI = MPI
@@ -63,9 +64,8 @@ class MpiProber:
         self._buffers = buffers
         self.over_tcp = bool(connections)
         self._connections = connections
-        self._wires: dict[int, Wire] = {
-            peer: TcpWire(connection, peer) for peer, connection in connections.items()
-        }
+        self._wires: dict[int, Wire] = dict(near)
+        self._wires |= {peer: TcpWire(connection, peer) for peer, connection in connections.items()}
         self._deadline_s = deadline_s
         self._last_sign = time.monotonic()
         self._lost = False  # a rank was given up: the others cannot be sent home any more
@@ -75,13 +75,18 @@ class MpiProber:
         node_comm.Bcast(leader, root=0)
         node_comm.Free()
         comm.Barrier()  # from here all ranks sleep
-        mine = (f"{MPI.Get_processor_name()}/{leader[0]}", _cores(), buffers.name, busy_cores())
+        host = f"{MPI.Get_processor_name()}/{leader[0]}"
+        mine = (host, _cores(), buffers.name, busy_cores(), bool(near))
         about = [json.loads(text) for text in self._gather_texts(json.dumps(mine))]
-        self.hosts = [str(host) for host, _, _, _ in about]
-        self.cores = [int(cores) for _, cores, _, _ in about]
-        self.memory = sorted({str(name) for _, _, name, _ in about})
+        self.hosts = [str(host) for host, _, _, _, _ in about]
+        # Ranks may be bound to cores of their own: a host has those of all its ranks.
+        mine_of = [(host, set(map(int, cores))) for host, cores, _, _, _ in about]
+        self.cores = [len(set().union(*(c for h, c in mine_of if h == host))) for host, _ in mine_of]
+        self.memory = sorted({str(name) for _, _, name, _, _ in about})
         # Cores of each rank's host that others keep busy, before the measurement.
-        self.busy = [float(busy) for _, _, _, busy in about]
+        self.busy = [float(busy) for _, _, _, busy, _ in about]
+        several = [bool(shared) for host, _, _, _, shared in about if self.hosts.count(host) > 1]
+        self.receivers_work = bool(several) and all(several)
 
     def _gather_texts(self, mine: str) -> list[str]:
         """Every rank's text, on every rank."""
@@ -213,8 +218,8 @@ class MpiProber:
     def _send(self, dst: int, trial: Trial, repeats: int) -> list[float]:
         wire = self._wire(dst)
         areas = [self._buffers.wire(trial.bytes, True, slot) for slot in range(trial.messages)]
-        acknowledged = wire.receiver(np.empty(1, np.uint8), _ACK)
-        sends = [wire.sender(area, _DATA) for area in areas]
+        acknowledged = wire.receiver(np.empty(1, np.uint8), ACK)
+        sends = [wire.sender(area, DATA) for area in areas]
         times = []
         try:
             acknowledged.Start()
@@ -237,8 +242,8 @@ class MpiProber:
     def _receive(self, src: int, trial: Trial, repeats: int) -> None:
         wire = self._wire(src)
         areas = [self._buffers.wire(trial.bytes, False, slot) for slot in range(trial.messages)]
-        receives = [wire.receiver(area, _DATA) for area in areas]
-        acknowledge = wire.sender(np.zeros(1, np.uint8), _ACK)
+        receives = [wire.receiver(area, DATA) for area in areas]
+        acknowledge = wire.sender(np.zeros(1, np.uint8), ACK)
         rounds = repeats * trial.acks
         try:
             for receive in receives:
@@ -294,8 +299,8 @@ class MpiProber:
         for slot, ((src, dst), trial) in enumerate(flows):
             if dst == self._rank:
                 wire, area = self._wire(src), self._buffers.wire(trial.bytes, False, slot)
-                answer = wire.sender(np.zeros(1, np.uint8), _ACK)
-                found.append(_Flow(src, area, wire.receiver(area, _DATA), answer))
+                answer = wire.sender(np.zeros(1, np.uint8), ACK)
+                found.append(_Flow(src, area, wire.receiver(area, DATA), answer))
         return found
 
     def _flows_out(self, flows: Sequence[tuple[tuple[int, int], Trial]]) -> list[_Flow]:
@@ -304,8 +309,8 @@ class MpiProber:
         for slot, ((src, dst), trial) in enumerate(flows):
             if src == self._rank:
                 wire, area = self._wire(dst), self._buffers.wire(trial.bytes, True, slot)
-                answer = wire.receiver(np.empty(1, np.uint8), _ACK)
-                found.append(_Flow(dst, area, wire.sender(area, _DATA), answer))
+                answer = wire.receiver(np.empty(1, np.uint8), ACK)
+                found.append(_Flow(dst, area, wire.sender(area, DATA), answer))
         return found
 
     def _drain(self, into: Iterable[_Flow], out: Iterable[_Flow]) -> None:
@@ -412,8 +417,8 @@ def _free(requests: Iterable[Request]) -> None:
         request.Free()  # MPI frees an active one once it is done
 
 
-def _cores() -> int:
-    return len(os.sched_getaffinity(0))
+def _cores() -> list[int]:
+    return sorted(os.sched_getaffinity(0))
 
 
 def _encode(probe: Probe) -> str:

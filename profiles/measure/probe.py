@@ -63,6 +63,11 @@ class Prober(Protocol):
         """Processor cores of each rank's host."""
         ...
 
+    @property
+    def receivers_work(self) -> bool:
+        """Whether within a host a long message is the work of its receiver alone."""
+        ...
+
     def run(self, probe: Probe) -> Times:
         """Do the probe and give the time of each trial, flow and repeat, replies included."""
         ...

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from taccl.profiles.measure.boundary import Partition, by_name, find_nodes
 from taccl.profiles.measure.classes import LinkClass, classify, pool
 from taccl.profiles.measure.contention import FoundPort, find_ports
+from taccl.profiles.measure.crowd import least_load_us, ranks_to_a_core, receivers, slowed
 from taccl.profiles.measure.fit import LinkFit, Point, fit_link, interval95, rough_link
 from taccl.profiles.measure.load import find_load
 from taccl.profiles.measure.probe import (
@@ -136,8 +137,18 @@ def survey(
         node_of = {rank: index for index, node in enumerate(nodes) for rank in node}
     largest_of = {flow: max(trial.bytes for trial in plans[flow][1]) for flow in flows}
     repeats = {flow: count for flow, (_, count) in counts.items()}
+    crowds = {
+        number: factor
+        for number, members in enumerate(nodes)
+        if len(members) > 1 and (factor := ranks_to_a_core(prober, members)) > 1
+    }
     ports = find_ports(prober, nodes, fits, largest_of, repeats, tell)
-    calm = _calmed(prober, fits)
+    calm, shares = _calmed(prober, fits), []
+    for number, factor in crowds.items():
+        inside = nodes[number]
+        calm.update({(s, d): slowed(calm[s, d], factor) for s in inside for d in inside if s != d})
+        ports += receivers(number, inside, calm)
+        shares.append(least_load_us(inside, calm, factor))
     label = {(s, d): "intra" if node_of[s] == node_of[d] else "inter" for s, d in flows}
     classes = classify(calm, label)
     small, large = prober.reduce_times((1024, 1 << 22))
@@ -149,7 +160,7 @@ def survey(
         ports=tuple(_snapped(ports, classes)),
         reduce_alpha_us=max(small - beta * 1024 / 1e6, 0.0),
         reduce_beta_us_per_mb=beta,
-        load_us=find_load(prober, nodes, 2 * effort.repeats + 5),
+        load_us=max([find_load(prober, nodes, 2 * effort.repeats + 5), *shares]),
         concurrent=concurrent and any(len(members) > 1 for members in rounds),
     )
 

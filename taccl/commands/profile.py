@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from taccl.profiles.measure.codec_fit import CodecFit
     from taccl.profiles.measure.mpi_prober import MpiProber
+    from taccl.profiles.measure.wires import Wire
     from taccl.runtime.job import Job
 
 _LEAST_BYTES, _MOST_BYTES = 1 << 10, 1 << 28
@@ -59,8 +60,8 @@ class Sizes(click.ParamType):  # type: ignore[type-arg]
     type=click.Choice(["auto", "mpi"]),
     default="auto",
     show_default=True,
-    help="Between nodes; auto takes what `taccl run` takes by itself for host memory: TCP, where no node has an RDMA "
-    "network.",
+    help="auto takes what `taccl run` takes by itself for host memory: shared memory within nodes, and TCP between "
+    "them, where no node has an RDMA network.",
 )
 @click.option("--quick", is_flag=True, help="Fewer and smaller messages: seconds instead of a minute.")
 @click.option(
@@ -185,22 +186,31 @@ def _prepare(job: Job, options: dict[str, Any]) -> str:
 def _prober(job: Job, place: str, transport: str, deadline: float) -> MpiProber:
     import numpy as np
 
+    from taccl.profiles.measure import shm_wire
     from taccl.profiles.measure.buffers import buffers
-    from taccl.profiles.measure.mpi_prober import MpiProber
+    from taccl.profiles.measure.mpi_prober import ACK, DATA, MpiProber
     from taccl.runtime import connections, gpu
+    from taccl.runtime.free_memory import available_bytes
 
     if place == "auto":
         # All ranks must measure the same kind of memory: the GPU only where every rank has one.
         mine = np.array([gpu.choose("auto") == "cuda"], np.uint8)
         place = "cuda" if job.gather_bytes(mine, "the choice of the device").all() else "host"
     memory = job.together("the choice of the device", lambda: buffers(place, job.board.node_slot))
+    near: dict[int, Wire] = {}
     made: dict[int, socket.socket] = {}
     if place == "host" and transport == "auto":
+        found = job.share_memory()
+        # Who cannot read a peer's memory sends long messages otherwise.
+        short = shm_wire.needed_bytes(len(found.sharing[job.rank])) > available_bytes() // 2
+        cannot = np.array([bool(found.no_reading) or short], np.uint8)
+        if not job.gather_bytes(cannot, "the choice of memory").any():
+            near = shm_wire.wires(job, found, (DATA, ACK))
         made, why = connections.between_nodes(job)
         if why and job.rank == 0:
             click.echo(f"taccl: messages between nodes go over MPI: {why}", err=True)
     with job.waiting("it waits for the other ranks before the measurement"):
-        return MpiProber(job.MPI, job.MPI.COMM_WORLD, memory, deadline, made)
+        return MpiProber(job.MPI, job.MPI.COMM_WORLD, memory, deadline, near, made)
 
 
 def _measure_links(
@@ -226,7 +236,9 @@ def _measure_links(
         prober.serve()
         return
     library, memory = mpi.library(job.MPI), " and ".join(prober.memory)
-    way = f"{library.name} {library.version}{', between nodes over TCP' if prober.over_tcp else ''}"
+    way = f"{library.name} {library.version}"
+    way += ", within nodes through shared memory" if prober.receivers_work else ""
+    way += ", between nodes over TCP" if prober.over_tcp else ""
     click.echo(f"taccl: measuring {job.ranks} ranks over {way}, {memory}", err=True)
     warned = warnings(prober.hosts, prober.cores, prober.busy)
     for line in warned:

@@ -32,6 +32,7 @@ class LoopbackProber:
     ) -> None:
         self.hosts = hosts
         self.cores = [64] * len(hosts)
+        self.receivers_work = False
         self._alpha_us = alpha_us
         self._beta = beta
         self._ports = ports

@@ -33,6 +33,8 @@ class SimulatedProber:
     noise: float = 0.0
     outliers: float = 0.0
     load_us: float = 0.0  # what each message adds where several flows run side by side
+    host_cores: int = 64
+    receivers_work: bool = False
     seed: int = 0
     probes: list[Probe] = field(default_factory=list)  # all that was asked
     _random: random.Random = field(init=False)
@@ -42,7 +44,7 @@ class SimulatedProber:
 
     @property
     def cores(self) -> Sequence[int]:
-        return [64] * len(self.hosts)
+        return [self.host_cores] * len(self.hosts)
 
     def run(self, probe: Probe) -> Times:
         self.probes.append(probe)
