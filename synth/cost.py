@@ -107,13 +107,18 @@ def late_costs(topology: Topology, chunk_bytes: Fraction) -> Costs:
 
     `load` is what a message adds to the time of all, half at either end. A rank has its share of the cores, so its part
     of a message keeps it as many times longer as there are ranks: that is a resource of each rank. And a message waits
-    until its receiver has a core, now longer, now shorter: latencies are half as long again.
+    until its receiver has a core, now longer, now shorter: latencies are half as long again. Within a node a message is
+    a copy, whose core another rank may want at any time: there bytes take twice as long to arrive, too, though what all
+    share carries as many as ever.
     """
     priced, share_fs = costs(topology, chunk_bytes), ceil_fs(topology.load_us * topology.ranks / 2)
     first, held = priced.resources, zip(priced.holds, topology.links, strict=True)
     occupancy_fs = tuple(fs + share_fs for fs in priced.occupancy_fs)
+    node_of = {rank: number for number, ranks in enumerate(topology.nodes) for rank in ranks}
+    copied = (node_of[link.src] == node_of[link.dst] for link in topology.links)
     return replace(
         priced,
+        chunk_fs=tuple(2 * fs if near else fs for fs, near in zip(priced.chunk_fs, copied, strict=True)),
         alpha_fs=tuple(max(a * 3 // 2, o) for a, o in zip(priced.alpha_fs, occupancy_fs, strict=True)),
         occupancy_fs=occupancy_fs,
         holds=tuple((*holds, (first + link.src, 0), (first + link.dst, 0)) for holds, link in held),

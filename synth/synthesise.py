@@ -22,6 +22,7 @@ from taccl.synth.check_algorithm import check_algorithm
 from taccl.synth.conflict import explain_infeasible
 from taccl.synth.cost import us
 from taccl.synth.engines import BASELINES, Inapplicable
+from taccl.synth.numbering import neatly_numbered
 from taccl.synth.request import (
     SAME,
     Progress,
@@ -131,7 +132,7 @@ def synthesise_several(
         raise CheckFailed(f"the bound {bound_by!r} is above the time of a schedule, a fault of taccl")
 
     def certified(candidate: Candidate) -> Algorithm:
-        found = candidate.algorithm(request.topology, request.size_bytes)
+        found = neatly_numbered(candidate.algorithm(request.topology, request.size_bytes))
         wrong = check_algorithm(found, request.topology)
         if wrong:
             raise CheckFailed(

@@ -80,8 +80,8 @@ def test_verify_warns_of_nothing_that_synth_did_not(tmp_path: Path) -> None:
         said, found = {}, {}
         for name in ("x.xml", "x.json"):
             file = str(tmp_path / name)
-            made = taccl("synth", "-t", "ndv2:1", "-c", "allgather", "--size", size, "--engine", "ring", "--json",
-                         "-o", file)  # fmt: skip
+            made = taccl("synth", "-t", "ndv2:1", "-c", "reducescatter", "--size", size, "--engine", "ring",
+                         "--json", "-o", file)  # fmt: skip
             said[name] = json.loads(made.stdout)["warnings"]
             found[name] = json.loads(taccl("verify", file, "--json").stdout)
             assert found[name]["ok"] and {note["code"] for note in found[name]["notes"]} == {"V302"}

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from test_coding_plan import hosts
 
 from taccl.profiles.load import load_topology
+from taccl.profiles.topology import Link, Port, Topology
 from taccl.synth.candidates import late_fs
 from taccl.synth.collective import build
 from taccl.synth.cost import ceil_fs, costs, judged_fs, late_costs
@@ -94,10 +95,31 @@ def test_late_messages_are_late_and_keep_their_ranks(name, load_us, data):
     for message in messages:
         took = message.end_fs - message.start_fs
         alpha_fs = max(priced.alpha_fs[message.link] * 3 // 2, priced.occupancy_fs[message.link] + share_fs)
-        assert took == alpha_fs + priced.chunk_fs[message.link]
+        within = any({message.src, message.dst} <= set(node) for node in topology.nodes)
+        assert took == alpha_fs + priced.chunk_fs[message.link] * (2 if within else 1)
     # Whatever links they take, one after another they keep the rank that sends them.
     for first, second in pairwise(sorted(messages, key=lambda m: m.start_fs)):
         assert second.start_fs - first.start_fs >= share_fs
+
+
+@pytest.mark.parametrize("name", ["broadcast", "alltoall", "allgather"])
+def test_chunks_are_whole_words_where_that_costs_little(name):
+    """Four ranks that share two cores: any order fills what they share, and of those some cut a block in three."""
+    topology = crowded("0.5", one_host(4))
+    made = synthesise(Request(topology, name, 16_000_000, time_limit_s=4))
+    assert made.chunk_bytes % 4 == 0
+
+
+def one_host(ranks):
+    """A bus that half of the ranks fill, and ranks that copy what they receive one after the other."""
+    ports = (Port("bus", Fraction(50)), *(Port(f"rank{rank}.in", Fraction(100)) for rank in range(ranks)))
+    links = tuple(
+        Link(src, dst, Fraction(3, 2), Fraction(100), Fraction(1, 2), (0, 1 + dst))
+        for src in range(ranks)
+        for dst in range(ranks)
+        if src != dst
+    )
+    return Topology("one host", (tuple(range(ranks)),), links, ports)
 
 
 @pytest.mark.parametrize("load_us", ["0.001", "7"])

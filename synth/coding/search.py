@@ -32,6 +32,7 @@ from taccl.synth.cost import costs, load_fs, us
 from taccl.synth.engines import chain
 from taccl.synth.engines.network import Inapplicable
 from taccl.synth.lower import lower_exact
+from taccl.synth.numbering import neatly_numbered
 from taccl.synth.request import Request, builder
 from taccl.synth.schedule import Transfer, as_carried, completion_fs, completions, time_by_priority
 from taccl.synth.synthesise import synthesise
@@ -267,6 +268,10 @@ def _timed(
 
 def _as_lowered(choice: Choice, topology: Topology) -> Choice | None:
     """The choice in the order that the schedule's program keeps; None where it has no program."""
+    neat = neatly_numbered(choice.algorithm)
+    if neat is not choice.algorithm:
+        renumbered = chosen(neat, topology, choice.cost, choice.coded)
+        choice = choice if renumbered is None else renumbered
     try:
         lowered = lower_exact(choice.algorithm, topology)
     except Infeasible:
