@@ -10,7 +10,7 @@ READY := $(VENV)/.taccl-ready
 # mpiexec comes with the MPI wheel and lies in the environment too.
 export PATH := $(BIN):$(PATH)
 
-.PHONY: demo test lint docs bench bench-scale bench-published bench-run bench-copies bench-codecs bench-cluster bench-wire bench-training bench-faults bench-gpu bench-growth bench-determinism clean
+.PHONY: demo test lint docs bench bench-scale bench-published bench-run bench-copies bench-codecs bench-cluster bench-wire bench-host bench-training bench-faults bench-gpu bench-growth bench-determinism clean
 
 demo: $(READY)
 	taccl demo -o demo-out
@@ -51,6 +51,10 @@ bench-published: $(READY)
 # Prints the tables "On this machine" of docs/benchmarks.md; about ten minutes. BENCH="4 allgather" asks for a part.
 bench-run: $(READY)
 	@python docs/benchmarks_run.py $(BENCH)
+
+# Prints the tables "One host" of docs/benchmarks.md; five minutes. BENCH="2 8" asks for other numbers of ranks.
+bench-host: $(READY)
+	@python docs/benchmarks_host.py $(BENCH)
 
 # Prints the tables "Copies" of docs/benchmarks.md; ten seconds.
 bench-copies: $(READY)
