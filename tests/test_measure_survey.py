@@ -235,23 +235,27 @@ def test_load_needs_two_pairs_at_work(per_node: int, expected: float) -> None:
     assert survey(crowded, QUICK).load_us == pytest.approx(expected, rel=0.1)
 
 
-@pytest.mark.parametrize(("cores", "own"), [(4, 50.0), (2, 100.0), (1, 200.0)])
+@pytest.mark.parametrize(("cores", "own"), [(4, 50.0), (3, 200 / 3), (2, 100.0), (1, 200.0)])
 def test_ranks_that_copy_what_they_receive_share_their_cores(cores: int, own: float) -> None:
     """Four ranks on one host: alone a copy has a core, in a collective a part of one; all at once they fill the bus."""
     crowded = machine(1, 4, None, intra=(2.0, 50.0))
     ring = frozenset((s, d) for s in range(4) for d in range(4) if s != d)
     crowded.ports = [("cores", 50.0 / cores, ring)]
+    crowded.ports += [
+        (f"{rank}.in", 50.0, frozenset(flow for flow in ring if flow[1] == rank)) for rank in range(4)
+    ]
     crowded.host_cores, crowded.receivers_work = cores, True
     found = survey(crowded, QUICK)
     (links,) = found.classes
     assert links.fit.beta_us_per_mb == pytest.approx(own, rel=0.05)
     ports = found_ports(found)
-    if cores == 4:
-        assert ports == {} and found.load_us == 0
-    else:
+    if cores < 3:  # of four copies on three cores none is slower by enough to be told from chance
         assert ports.pop("node0.bus") == pytest.approx(50.0 / cores, rel=0.1)
-        assert ports == {f"rank{rank}.switch.in": pytest.approx(own, rel=0.05) for rank in range(4)}
-        assert found.load_us > 0  # a message takes some of what all share, whatever can be seen of it
+    assert ports == {f"rank{rank}.switch.in": pytest.approx(own, rel=0.05) for rank in range(4)}
+    # A message takes some of what all share, whatever can be seen of it.
+    assert (found.load_us > 0) == (cores < 4)
+    names = [port.name for port in found.ports]
+    assert len(set(names)) == len(names)
 
 
 def test_what_a_fit_leaves_of_nothing_can_be_read_back() -> None:

@@ -147,7 +147,9 @@ def survey(
     for number, factor in crowds.items():
         inside = nodes[number]
         calm.update({(s, d): slowed(calm[s, d], factor) for s in inside for d in inside if s != d})
-        ports += receivers(number, inside, calm)
+        own = receivers(number, inside, calm)
+        named = {port.name for port in own}  # measured beside ranks that slept
+        ports = [*(port for port in ports if port.name not in named), *own]
         shares.append(least_load_us(inside, calm, factor))
     label = {(s, d): "intra" if node_of[s] == node_of[d] else "inter" for s, d in flows}
     classes = classify(calm, label)
