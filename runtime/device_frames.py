@@ -18,7 +18,18 @@ from typing import Any
 import numpy as np
 
 from taccl.runtime.codecs import TILE, Codec, ErrorFeedback, FrameError, Origin, Scratch, decode_into
-from taccl.runtime.codecs.device import OPTIONS, SPACE_BYTES, THREADS, slot_bytes, source
+from taccl.runtime.codecs.device import (
+    OPTIONS,
+    PART_BYTES,
+    PART_THREADS,
+    PART_VALUES,
+    SPACE_BYTES,
+    THREADS,
+    grid,
+    in_parts,
+    slot_bytes,
+    source,
+)
 from taccl.runtime.codecs.device_task import TASK, crc_table, header_of, window_width
 from taccl.runtime.codecs.frame import ENTRY, HEADER_BYTES, directory_bytes
 from taccl.runtime.compile import Frame, Operation, Plan, Range
@@ -47,7 +58,7 @@ class _Bench:
     """Work space of a codec stream, for a frame: (bytes,) uint8 each, on the device."""
 
     slots: Any  # tiles whose length is not known yet
-    space: Any  # of encoders and decoders with windows
+    space: Any  # of encoders and decoders; zeros at first
     entries: Any
     decoded: Any  # the frame's values
 
@@ -58,7 +69,7 @@ def bench_bytes(codec: Codec, dtype: DType, count: int, adds: bool) -> tuple[int
     windows = bool(window_width(codec, dtype))
     return (
         tiles * slot_bytes(TILE) if windows else 0,
-        tiles * SPACE_BYTES * TILE if windows else 0,
+        tiles * (SPACE_BYTES * TILE if windows else PART_BYTES if in_parts(codec) else 0),
         tiles * ENTRY.itemsize if windows else 0,
         count * dtype.bytes if adds else 0,
     )
@@ -100,7 +111,7 @@ class DeviceFrames:
         xp = cuda.xp
         lengths = bench_bytes(sizes.codec, dtype, chunk_elements, _adds(plan, losses is not None))
         self._benches = {
-            stream: _Bench(*(xp.empty(length, np.uint8) for length in lengths))
+            stream: _Bench(*(xp.zeros(length, np.uint8) for length in lengths))
             for stream in sorted(set(self.streams.values()))
         }
         self._table = xp.empty(4 * 128, np.uint8)
@@ -216,9 +227,8 @@ class DeviceFrames:
                     calls, f"decode_{dtype.bytes}", bench.decoded, area, start, None, bench.space, task
                 )
                 owed = self._losses.feedback.residual[where]
-                tiles = -(-len(owed) // TILE)
-                if tiles:
-                    self._launch(calls, "lose", tiles, values, owed, 0, bench.decoded, None, None, len(owed))
+                if len(owed):
+                    self._each(calls, "lose", values, owed, bench.decoded, len(owed))
 
     def _pack(self, calls: list[Action], number: int, op: Operation) -> None:
         assert op.dst is not None
@@ -267,16 +277,18 @@ class DeviceFrames:
         for index, frame in enumerate(op.frames):
             area, task = self._find(calls, number, index, frame), self._task(number, index)
             part = slice(index * count, (index + 1) * count)
-            values = target[part] if op.kind == "decode" else bench.decoded
-            self._codec(calls, name, values, area, start, None, bench.space, task)
-            if op.kind == "decode":
-                continue
             total, mine = target[part], source[part]
-            if combine is self._cuda.xp.add and dtype.name == "float32":
-                if op.src != op.dst:
-                    calls.append(self._copy(total, mine))
-                self._launch(calls, "add_float32", self._tiles, bench.decoded, total, 0, None, None, None)
-            else:
+            adds = op.kind == "accumulate" and combine is self._cuda.xp.add and dtype.name == "float32"
+            if adds and op.src != op.dst:
+                calls.append(self._copy(total, mine))
+            if adds and in_parts(self.sizes.codec):
+                self._codec(calls, f"add_{dtype.bytes}", total, area, start, None, bench.space, task)
+                continue
+            values = total if op.kind == "decode" else bench.decoded
+            self._codec(calls, name, values, area, start, None, bench.space, task)
+            if adds:
+                self._each(calls, "add_float32", bench.decoded, total, None, count)
+            elif op.kind == "accumulate":
                 decoded = bench.decoded.view(dtype.numpy)
                 calls.append(self._reduction(combine, total if op.src == op.dst else mine, decoded, total))
 
@@ -298,8 +310,28 @@ class DeviceFrames:
         return self._tasks[first : first + TASK.itemsize]
 
     def _codec(self, calls: list[Action], name: str, values: Any, wire: Any, stride: int, *rest: Any) -> None:
-        kernel = f"{self.sizes.codec.name.replace('-', '_')}_{name}"
-        self._launch(calls, kernel, self._tiles, values, wire, stride, *rest)
+        codec = self.sizes.codec
+        kernel = f"{codec.name.replace('-', '_')}_{name}"
+        blocks, threads = grid(codec, self._tiles, TILE)
+        self._launch(calls, kernel, blocks, values, wire, stride, *rest, threads=threads)
+
+    def _each(self, calls: list[Action], name: str, values: Any, wire: Any, decoded: Any, count: int) -> None:
+        """Add the start of a kernel that does something with each of `count` values, whatever their tiles."""
+        blocks = -(-count // PART_VALUES)
+        self._launch(
+            calls,
+            name,
+            blocks,
+            values,
+            wire,
+            0,
+            decoded,
+            None,
+            None,
+            count,
+            tile=PART_VALUES,
+            threads=PART_THREADS,
+        )
 
     def _launch(
         self,
@@ -314,11 +346,12 @@ class DeviceFrames:
         task: Any = None,
         count: int | None = None,
         tile: int = TILE,
+        threads: int = THREADS,
     ) -> None:
         """Add the start of a kernel; arrays may be None."""
         if kernel not in self._kernels:
             self._kernels[kernel] = self._module.get_function(kernel)
-        start, grid, block = self._kernels[kernel], (blocks,), (THREADS,)
+        start, shape = self._kernels[kernel], ((blocks,), (threads,))
         places = [
             NOTHING if a is None else np.uint64(address(a)) for a in (values, wire, entries, space, task)
         ]
@@ -327,7 +360,7 @@ class DeviceFrames:
             places[0], np.uint64(count), np.uint32(tile), places[1], np.uint64(stride), places[2], places[3], NOTHING,
             places[4],
         )  # fmt: skip
-        calls.append(lambda: start(grid, block, arguments))
+        calls.append(lambda: start(*shape, arguments))
 
     # What was found
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import importlib.util
 import json
 import os
 import shutil
@@ -17,7 +16,7 @@ from typing import Any
 from taccl.runtime import mpi, native
 
 TIMEOUT_S = 60.0
-DEVICE_CHECKS = ("cuda ipc", "pinned shared memory", "nccl", "cuda-aware mpi")
+DEVICE_CHECKS = ("mps", "cuda ipc", "pinned shared memory", "nccl", "cuda-aware mpi")
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +168,17 @@ def _gpu() -> list[Check]:
     listed = Check("gpu", True, f"CuPy {document['cupy']}: {', '.join(devices)}")
     aware, detail = mpi_takes_device_memory()
     advice = "device memory goes through pinned host memory (staged-mpi); an MPI built for CUDA avoids that"
-    return [listed, _ipc(), _pinned(), _nccl(), Check("cuda-aware mpi", aware, detail, advice)]
+    shared = _mps(bool(document["alternates"]))
+    return [listed, shared, _ipc(), _pinned(), _nccl(), Check("cuda-aware mpi", aware, detail, advice)]
+
+
+def _mps(alternates: bool) -> Check:
+    advice = "start CUDA's MPS before the job: nvidia-cuda-mps-control -d; ranks with a GPU each need none"
+    if alternates:
+        return Check(
+            "mps", False, "ranks that share a GPU take turns on it, which slows short messages", advice
+        )
+    return Check("mps", True, "ranks that share a GPU work on it at the same time", advice)
 
 
 def _two_ranks(probe: str) -> tuple[dict[str, Any] | None, str]:
@@ -254,11 +263,10 @@ def _codecs() -> list[Check]:
             "NVIDIA's coder of device memory; -cu12 for CUDA 12",
         ),
     ):
-        try:
-            there = importlib.util.find_spec(module) is not None
-        except ModuleNotFoundError:  # its parent package is missing
-            there = False
-        detail = f"{module} is installed" if there else f"{package} is not installed ({use})"
+        # What it needs may be missing, which only its import shows.
+        document, why = child([sys.executable, "-c", f"import {module}; print('{{}}')"])
+        there = document is not None
+        detail = f"{module} is installed" if there else f"{package} cannot be used ({use}): {why}"
         found.append(Check(f"codec {name}", there, detail, f"pip install {package}, if you want {use}"))
     return found
 

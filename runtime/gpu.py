@@ -92,6 +92,7 @@ def select(local_rank: int) -> int:
 NOT_READY = 600  # cudaErrorNotReady
 ANY_WAY = 4  # cudaMemcpyDefault: the addresses say which way
 PORTABLE = 1  # cudaHostRegisterPortable: pinned for every device of the process
+MPS_ENABLED = 133  # cudaDevAttrMpsEnabled
 
 
 class Cuda:
@@ -186,6 +187,13 @@ class Cuda:
     def free_bytes(self) -> int:
         """Free memory of the device."""
         return int(self.runtime.memGetInfo()[0])
+
+    def alternates(self) -> bool:
+        """Whether processes that use the device take turns there: without CUDA's MPS. False where CUDA does not say."""
+        try:
+            return not self.runtime.deviceGetAttribute(MPS_ENABLED, self.runtime.getDevice())
+        except self.runtime.CUDARuntimeError:  # a CUDA that knows no such attribute
+            return False
 
     def bus_id(self) -> str:
         """What names the device on its host, whatever CUDA_VISIBLE_DEVICES says."""

@@ -65,7 +65,12 @@ def devices() -> dict[str, object]:
     names = [runtime.getDeviceProperties(i)["name"].decode() for i in range(runtime.getDeviceCount())]
     total = cupy.arange(10, dtype=cupy.float32).sum().get()  # compiles a kernel: needs the toolkit
     why = "" if float(total) == 45.0 else f"a kernel gave {total} instead of 45"
-    return {"devices": names, "why_not": why, "cupy": cupy.__version__}
+    return {
+        "devices": names,
+        "why_not": why,
+        "cupy": cupy.__version__,
+        "alternates": gpu.Cuda(cupy).alternates(),
+    }
 
 
 def exchange(device: bool) -> dict[str, object]:

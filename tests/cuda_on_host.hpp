@@ -9,20 +9,21 @@
 #define __global__
 #define __shared__ static
 #define __popc __builtin_popcount
+#define __launch_bounds__(threads)
 
 struct Index { unsigned x; };
-static Index threadIdx, blockIdx;
+static Index threadIdx, blockIdx, blockDim;
 
-static const unsigned MOST_THREADS = 256;
+static const unsigned FIBRES = 1024;
 static const size_t STACK_BYTES = 64 << 10;
 
 struct Barrier { unsigned arrived, round; };
-static Barrier block_barrier, warp_barrier[MOST_THREADS / 32];
+static Barrier block_barrier, warp_barrier[FIBRES / 32];
 static unsigned threads;
-static ucontext_t scheduler, starts[MOST_THREADS];
-static jmp_buf back, places[MOST_THREADS];
-static bool started[MOST_THREADS], ended[MOST_THREADS];
-static unsigned long long exchanged[MOST_THREADS];
+static ucontext_t scheduler, starts[FIBRES];
+static jmp_buf back, places[FIBRES];
+static bool started[FIBRES], ended[FIBRES];
+static unsigned long long exchanged[FIBRES];
 static char* stacks;
 
 static void __attribute__((noinline)) pause_thread() {
@@ -58,9 +59,23 @@ template <typename T> static T __shfl_up_sync(unsigned, T value, unsigned step) 
     return exchange(value, threadIdx.x % 32 < step ? threadIdx.x : threadIdx.x - step);
 }
 
-static unsigned atomicAdd(unsigned* place, unsigned value) {
-    unsigned before = *place;
+static void __threadfence() {}
+
+template <typename T> static T atomicAdd(T* place, T value) {
+    T before = *place;
     *place += value;
+    return before;
+}
+
+template <typename T> static T atomicExch(T* place, T value) {
+    T before = *place;
+    *place = value;
+    return before;
+}
+
+static unsigned atomicInc(unsigned* place, unsigned most) {
+    unsigned before = *place;
+    *place = before >= most ? 0 : before + 1;
     return before;
 }
 
@@ -85,8 +100,8 @@ extern "C" void launch(Kernel kernel, unsigned blocks, unsigned block_threads, u
                        unsigned long long count, unsigned tile, unsigned char* wire, unsigned long long stride,
                        void* entries, unsigned char* space, unsigned* status, void* task) {
     job = {kernel, values, wire, space, count, stride, tile, status, entries, task};
-    threads = block_threads;
-    if (!stacks) stacks = (char*)malloc(MOST_THREADS * STACK_BYTES);
+    threads = blockDim.x = block_threads;
+    if (!stacks) stacks = (char*)malloc(FIBRES * STACK_BYTES);
     for (blockIdx.x = 0; blockIdx.x < blocks; blockIdx.x++) {
         for (unsigned i = 0; i < threads; i++) started[i] = ended[i] = false;
         static volatile unsigned left, next;

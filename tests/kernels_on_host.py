@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-SOURCES = [ROOT / "runtime" / "codecs" / name for name in ("kernels.cu", "frames.cu")]
+SOURCES = [ROOT / "runtime" / "codecs" / name for name in ("kernels.cu", "parts.cu", "frames.cu")]
 
 
 def compiler() -> str | None:

@@ -192,14 +192,17 @@ def test_a_frame_behind_a_wrong_length_is_not_followed(cuda):
 def test_work_space_is_counted(cuda, monkeypatch):
     for name in ("q8", "xw"):
         made = []
-        empty = cuda.xp.empty
+        for call in ("empty", "zeros"):
+            take = getattr(cuda.xp, call)
 
-        def counted(elements, dtype, made=made, empty=empty):
-            made.append(elements * np.dtype(dtype).itemsize)
-            return empty(elements, dtype)
+            def counted(elements, dtype, made=made, take=take):
+                made.append(elements * np.dtype(dtype).itemsize)
+                return take(elements, dtype)
 
-        monkeypatch.setattr(cuda.xp, "empty", counted)
+            monkeypatch.setattr(cuda.xp, call, counted)
         sizes = frame_sizes(CODECS[name], DTYPES["float32"], 70_000)
-        DeviceFrames(cuda, PLAN, sizes, DTYPES["float32"], 70_000, cuda.xp.zeros(5 * sizes.stride, np.uint8))
+        data = cuda.xp.zeros(5 * sizes.stride, np.uint8)
+        made.clear()
+        DeviceFrames(cuda, PLAN, sizes, DTYPES["float32"], 70_000, data)
         monkeypatch.undo()
         assert sum(made) == work_bytes(PLAN, CODECS[name], DTYPES["float32"], 70_000) + 4 * 128

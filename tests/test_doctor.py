@@ -14,7 +14,7 @@ from taccl.runtime import doctor, gpu, mpi, shared
 
 NAMES = {
     "python", "numpy", "ml_dtypes", "lxml", "pyyaml", "networkx", "ortools", "mpi library", "mpi wheels",
-    "mpiexec", "two ranks", "shared memory", "compiled code", "gpu", "cuda ipc", "pinned shared memory", "nccl",
+    "mpiexec", "two ranks", "shared memory", "compiled code", "gpu", "mps", "cuda ipc", "pinned shared memory", "nccl",
     "cuda-aware mpi", "solver", "codec zstd", "codec nvcomp-ans", "namespaces",
 }  # fmt: skip
 
@@ -70,7 +70,7 @@ def test_wrong_data_between_two_ranks_is_a_failure(monkeypatch):
 
 def test_a_gpu_with_a_library_that_crashes_on_device_memory(monkeypatch):
     answers = {
-        "gpu": ({"devices": ["Some GPU"], "why_not": "", "cupy": "14.2"}, ""),
+        "gpu": ({"devices": ["Some GPU"], "why_not": "", "cupy": "14.2", "alternates": True}, ""),
         "library": ({"cuda_query": True}, ""),
         "ipc": ({"why_not": "", "ranks": 2, "devices": ["0000:10:00.0"]}, ""),
         "pinned": ({"why_not": "", "ranks": 2}, ""),
@@ -79,8 +79,9 @@ def test_a_gpu_with_a_library_that_crashes_on_device_memory(monkeypatch):
     }
     monkeypatch.setattr(mpi, "mpiexec", lambda: "mpiexec")
     monkeypatch.setattr(doctor, "child", lambda command: answers[command[-1]])
-    device, ipc, pinned, nccl, aware = doctor._gpu()
+    device, mps, ipc, pinned, nccl, aware = doctor._gpu()
     assert device.ok and "Some GPU" in device.detail
+    assert not mps.ok and "take turns" in mps.detail
     assert ipc.ok and "on 0000:10:00.0" in ipc.detail
     assert pinned.ok and (nccl.ok, nccl.detail) == (False, "there is one GPU")
     answers["ipc"] = ({"why_not": "it is forbidden", "ranks": 2, "devices": []}, "")

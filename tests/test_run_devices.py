@@ -49,6 +49,13 @@ def test_right_data_over_pinned_shared_memory_and_nccl():
     assert json.loads(ended.out) == {"cases": 4 * 15, "wrong": {}}
 
 
+@pytest.mark.parametrize(("devices", "mps", "said"), [("1", "0", True), ("1", "1", False), ("2", "0", False)])
+def test_ranks_that_take_turns_on_a_device_are_told(tmp_path, devices, mps, said):
+    ended, document = run(tmp_path, 2, "allgather", CUPY_DOUBLE_DEVICES=devices, CUPY_DOUBLE_MPS=mps)
+    assert ended.code == 0 and document["transport"] == "cuda-ipc"
+    assert ("ranks that share a GPU take turns on it" in ended.err) is said
+
+
 def test_streams_that_do_not_wait_give_wrong_data():
     """The stand-in would find a dependency that is forgotten."""
     ended = on_double(3, WORKER, "shared,staged,pinned", "handed on", CUPY_DOUBLE_DROP="wait")

@@ -7,6 +7,7 @@ import runtime_programs as programs
 from mpi_jobs import needs_mpi, taccl
 
 from taccl.runtime import gpu
+from taccl.runtime.nccl_ranks import why_no_library
 from taccl.synth.msccl_xml import write_xml
 
 pytestmark = [
@@ -117,6 +118,7 @@ def test_coded_sums(tmp_path):
 
 
 DEVICES = 0 if gpu.load() is None else gpu.load().cuda.runtime.getDeviceCount()
+NO_NCCL = "" if gpu.load() is None else why_no_library(gpu.Cuda(gpu.load()))
 
 
 @pytest.mark.skipif(DEVICES < 2, reason=f"NCCL wants a GPU for each rank, and there are {DEVICES}")
@@ -127,6 +129,7 @@ def test_nccl(tmp_path, name):
 
 
 @pytest.mark.skipif(DEVICES != 1, reason=f"needs ranks that share a GPU, and there are {DEVICES}")
+@pytest.mark.skipif(bool(NO_NCCL), reason=f"needs NCCL: {NO_NCCL}")
 def test_nccl_refuses_two_ranks_on_one_gpu(tmp_path):
     path = tmp_path / "program.xml"
     path.write_text(write_xml(programs.ALL["allgather"](2, 2)))

@@ -42,11 +42,15 @@ from taccl.runtime.codecs.xw import check_entry
 from taccl.runtime.dtypes import DType
 from taccl.runtime.gpu import Cuda
 
-THREADS = 256
+THREADS = 1024  # of a block that works on a tile
+# Tiles of one length are cut into parts of so many values (PART in parts.cu), with a smaller block each.
+PART_VALUES = 4096
+PART_THREADS = 256
+PART_BYTES = 16  # for each tile, zeros: what its parts add up
 # Work space of an encoder or decoder for each value of a tile, and what a tile may overrun its bound by before
 # it is given up and stored raw: SPACE in kernels.cu, a sparse plane.
 SPACE_BYTES = 9
-OPTIONS = ("--std=c++17", "--fmad=false")
+OPTIONS = ("--std=c++17",)
 WITHOUT_KERNEL = ("zstd",)
 WHAT_IS_WRONG = (
     "",
@@ -70,6 +74,7 @@ class DeviceScratch:
     tiles: int
     slots: Any
     space: Any
+    parts: Any
     status: Any
     decoded: Any
     host: Scratch
@@ -78,7 +83,9 @@ class DeviceScratch:
 def source() -> str:
     """The CUDA C++ of the kernels."""
     files = resources.files("taccl.runtime.codecs")
-    return "".join(files.joinpath(name).read_text(encoding="utf-8") for name in ("kernels.cu", "frames.cu"))
+    return "".join(
+        files.joinpath(name).read_text(encoding="utf-8") for name in ("kernels.cu", "parts.cu", "frames.cu")
+    )
 
 
 def make_scratch(xp: Any, count: int, tile: int = TILE) -> DeviceScratch:
@@ -91,6 +98,7 @@ def make_scratch(xp: Any, count: int, tile: int = TILE) -> DeviceScratch:
         tiles,
         xp.empty(tiles * slot_bytes(tile), np.uint8),
         xp.empty(tiles * SPACE_BYTES * tile, np.uint8),
+        xp.zeros(tiles * PART_BYTES, np.uint8),
         xp.empty(4 * tiles, np.uint8),
         xp.empty(4 * tiles * tile, np.uint8),
         Scratch(),
@@ -251,26 +259,42 @@ def raise_for_status(frame: Frame, scratch: DeviceScratch) -> None:
         raise FrameError(f"frame from {frame.origin}, tile {index}: {WHAT_IS_WRONG[status[index]]}", index)
 
 
+def grid(codec: Codec, tiles: int, tile: int) -> tuple[int, int]:
+    """(blocks, threads of a block) of a kernel that codes, decodes or adds tiles."""
+    if not in_parts(codec):
+        return tiles, THREADS
+    return tiles * -(-tile // PART_VALUES), PART_THREADS
+
+
+def in_parts(codec: Codec) -> bool:
+    """Whether the kernels of a codec cut tiles into parts."""
+    return codec.fixed and codec.name != "raw"
+
+
 def _run(scratch: DeviceScratch, codec: Codec, name: str, tiles: int, *arguments: Any) -> None:
-    launch(scratch, f"{codec.name.replace('-', '_')}_{name}", tiles, *arguments)
+    kernel = f"{codec.name.replace('-', '_')}_{name}"
+    blocks, threads = grid(codec, tiles, scratch.tile)
+    launch(scratch, kernel, blocks, *arguments, threads=threads, parts=in_parts(codec))
 
 
 def launch(
     scratch: DeviceScratch,
     kernel: str,
-    tiles: int,
+    blocks: int,
     values: Any,
     count: int,
     wire: Any,
     stride: int,
     entries: Any,
+    threads: int = THREADS,
+    parts: bool = False,
 ) -> None:
-    """Start a kernel with one block a tile; the parameters are those that all kernels share."""
+    """Start a kernel, with one block a tile or `grid`; the parameters are those that all kernels share."""
     scratch.module.get_function(kernel)(
-        (tiles,),
-        (THREADS,),
+        (blocks,),
+        (threads,),
         (
-            values, np.uint64(count), np.uint32(scratch.tile), wire, np.uint64(stride), entries, scratch.space,
-            scratch.status, np.uint64(0),
+            values, np.uint64(count), np.uint32(scratch.tile), wire, np.uint64(stride), entries,
+            scratch.parts if parts else scratch.space, scratch.status, np.uint64(0),
         ),
     )  # fmt: skip

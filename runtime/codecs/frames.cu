@@ -1,5 +1,5 @@
-// Frames in frame memory: closed, found and moved on the device. Compiled behind kernels.cu, with its parameters;
-// `task` says what is expected of a frame and where it is.
+// Frames in frame memory: closed, found and moved on the device. Compiled behind kernels.cu and parts.cu, with their
+// parameters; `task` says what is expected of a frame and where it is.
 //
 // An area of frames without a fixed length begins with the head of a sized message: its bytes, and the same number
 // with all bits turned round. Frames follow one another behind it. The first one of an area sets the head, the next
@@ -28,7 +28,7 @@ __device__ u32 crc_of(const Task* task, const u32* table, u64 payload, u64 total
     u32 t = threadIdx.x;
     u64 word = t < CRC_BITS / 2 ? payload : total, mine = 0;
     if (t < CRC_BITS && word >> t % (CRC_BITS / 2) & 1) mine = table[t];
-    __shared__ u32 parts[WARPS];
+    __shared__ u32 parts[MOST_WARPS];
     for (u32 step = 16; step; step /= 2) mine ^= __shfl_xor_sync(EVERYONE, mine, step);
     if (t % 32 == 0) parts[t / 32] = (u32)mine;
     __syncthreads();
@@ -155,12 +155,12 @@ KERNEL(extend_area) {
 
 // What coding took away from `count` values is owed: values - decoded (`entries`), where finite, is added to `wire`.
 KERNEL(lose) {
-    u32 here = tile_count(count, tile);
+    u32 here = values_of(count, tile, blockIdx.x);
     u64 first = (u64)blockIdx.x * tile;
     const float *from = (const float*)values + first, *decoded = (const float*)entries + first;
     float* owed = (float*)wire + first;
     for (u32 i = threadIdx.x; i < here; i += THREADS) {
-        float gone = from[i] - decoded[i];
-        owed[i] += (bits_of(gone) & 0x7fffffff) < 0x7f800000 ? gone : 0.0f;
+        float gone = minus(from[i], decoded[i]);
+        owed[i] = plus(owed[i], (bits_of(gone) & 0x7fffffff) < 0x7f800000 ? gone : 0.0f);
     }
 }

@@ -1,4 +1,5 @@
-// Codecs on a GPU: one thread block codes or decodes one tile, byte for byte as the numpy modules do.
+// Codecs on a GPU, byte for byte as the numpy modules: what all kernels use, and codecs of windows (xw), where one
+// thread block codes or decodes one tile.
 //
 // Every kernel has the same parameters:
 //   values   the values, input of encoders and output of decoders
@@ -6,20 +7,21 @@
 //   wire     encoders: where tile 0 goes, tile b at b * stride; decoders: the start of the frame
 //   stride   encoders: see above; decoders: where in the frame tile 0 starts, the others follow each other
 //   entries  the directory, written by encoders
-//   space    work space, SPACE bytes for each value of a tile, for every block
+//   space    work space: of codecs of windows SPACE bytes for each value of a tile, for every block
 //   status   decoders: what is wrong with each tile, 0 if nothing
 //   task     of frames in frame memory (frames.cu), else null: where the frame lies, and where to say that it is wrong
 //
-// Compile with --fmad=false: a fused multiply-add rounds once where numpy rounds twice. Only what CUDA has is
-// used (no library), and only block and warp synchronisation, so that the file also compiles for the host behind
-// a few definitions.
+// Only what CUDA has is used (no library), and only block and warp synchronisation, so that the file also compiles
+// for the host behind a few definitions. A block has 256 to MOST_THREADS threads, a multiple of 32.
 
 typedef unsigned char u8;
 typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
-#define THREADS 256
+#define MOST_THREADS 1024
+#define THREADS blockDim.x
+#define MOST_WARPS (MOST_THREADS / 32)
 #define WARPS (THREADS / 32)
 #define SPACE 9
 #define EVERYONE 0xffffffffu
@@ -54,11 +56,31 @@ __device__ inline u32 padded(u32 count) { return aligned(count, 64); }
 __device__ inline u32 bits_of(float value) { union { float f; u32 u; } both; both.f = value; return both.u; }
 __device__ inline float float_of(u32 bits) { union { float f; u32 u; } both; both.u = bits; return both.f; }
 
+// Arithmetic as numpy's: rounded once each, never fused, and with subnormal numbers, which CuPy's compiler is told to
+// make zeros.
+#ifdef __CUDA_ARCH__
+#define ROUNDED(name, instruction) \
+    __device__ inline float name(float a, float b) { \
+        float found; \
+        asm(instruction ".rn.f32 %0, %1, %2;" : "=f"(found) : "f"(a), "f"(b)); \
+        return found; \
+    }
+ROUNDED(plus, "add")
+ROUNDED(minus, "sub")
+ROUNDED(times, "mul")
+ROUNDED(over, "div")
+#else
+__device__ inline float plus(float a, float b) { return a + b; }
+__device__ inline float minus(float a, float b) { return a - b; }
+__device__ inline float times(float a, float b) { return a * b; }
+__device__ inline float over(float a, float b) { return a / b; }
+#endif
+
 // ---------------------------------------------------------------------------------------------- all threads
 
 // The sum over the block, for every thread.
 __device__ u64 block_sum(u64 value) {
-    __shared__ u64 parts[WARPS];
+    __shared__ u64 parts[MOST_WARPS];
     for (u32 step = 16; step; step /= 2) value += __shfl_xor_sync(EVERYONE, value, step);
     if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = value;
     __syncthreads();
@@ -69,7 +91,7 @@ __device__ u64 block_sum(u64 value) {
 }
 
 __device__ u64 block_max(u64 value) {
-    __shared__ u64 parts[WARPS];
+    __shared__ u64 parts[MOST_WARPS];
     for (u32 step = 16; step; step /= 2) {
         u64 other = __shfl_xor_sync(EVERYONE, value, step);
         value = other > value ? other : value;
@@ -83,7 +105,7 @@ __device__ u64 block_max(u64 value) {
 
 // The sum over the threads before this one; *total: over all.
 __device__ u32 block_scan(u32 value, u32* total) {
-    __shared__ u32 parts[WARPS];
+    __shared__ u32 parts[MOST_WARPS];
     u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, sum = value;
     for (u32 step = 1; step < 32; step *= 2) {
         u32 other = __shfl_up_sync(EVERYONE, sum, step);
@@ -101,11 +123,13 @@ __device__ u32 block_scan(u32 value, u32* total) {
     return before + sum - value;
 }
 
-// The checksum of checksum.py.
+// The checksum of checksum.py, and what it adds for a word.
+__device__ inline u64 summand(u32 index, u64 word) { return (2ull * index + 1) * (word ^ word >> 32); }
+
 __device__ u64 checksum(const u8* data, u32 bytes) {
     const u64* words = (const u64*)data;
     u64 sum = 0;
-    for (u32 i = threadIdx.x; i < bytes / 8; i += THREADS) sum += (2ull * i + 1) * (words[i] ^ words[i] >> 32);
+    for (u32 i = threadIdx.x; i < bytes / 8; i += THREADS) sum += summand(i, words[i]);
     return block_sum(sum);
 }
 
@@ -125,8 +149,8 @@ __device__ Entry plain_entry(u32 bytes, u8 mode, u32 kept) {
     return entry;
 }
 
-__device__ u32 tile_count(u64 count, u32 tile) {
-    u64 left = count - (u64)blockIdx.x * tile;
+__device__ u32 values_of(u64 count, u32 tile, u32 index) {
+    u64 left = count - (u64)index * tile;
     return left < tile ? (u32)left : tile;
 }
 
@@ -137,17 +161,17 @@ __device__ const u8* payload_of(const u8* frame, u64 start, const Entry* entries
     return frame + start + block_sum(before);
 }
 
-__device__ void report(u32 what, u32* status, const Task* task) {
+__device__ void report(u32 what, u32 tile, u32* status, const Task* task) {
     if (threadIdx.x) return;
     if (!task)
-        status[blockIdx.x] = what;
+        status[tile] = what;
     else if (what)
         *(volatile u32*)task->wrong = 1;
 }
 
 __device__ bool damaged(const u8* payload, const Entry& entry, u32* status, const Task* task) {
     bool wrong = checksum(payload, entry.bytes) != entry.checksum;
-    report(wrong ? DAMAGED : SOUND, status, task);
+    report(wrong ? DAMAGED : SOUND, blockIdx.x, status, task);
     return wrong;
 }
 
@@ -172,14 +196,16 @@ template <typename Word> __device__ Plan choose_window(const Word* words, u32 ke
     __shared__ u32 cost[MOST_BITS + 1], place[MOST_BITS + 1];
     __shared__ Plan plan;
     u32 step = kept >> 10 | 1, sampled = (kept + step - 1) / step, t = threadIdx.x;
-    counts[t] = 0;
+    if (t < SYMBOLS) counts[t] = 0;
     __syncthreads();
     for (u32 i = t; i < sampled; i += THREADS) atomicAdd(&counts[top_half(words[i * step]) >> 7 & 0xff], 1u);
     __syncthreads();
-    u32 total, before = block_scan(counts[t], &total);
-    below[t] = 0;
-    below[MARGIN + t] = before + counts[t];
-    below[MARGIN + SYMBOLS + t] = total;
+    u32 mine = t < SYMBOLS ? counts[t] : 0, total, before = block_scan(mine, &total);
+    if (t < SYMBOLS) {  // the margins are as long
+        below[t] = 0;
+        below[MARGIN + t] = before + mine;
+        below[MARGIN + SYMBOLS + t] = total;
+    }
     __syncthreads();
     for (u32 bits = 0; bits <= MOST_BITS; bits++) {
         u32 width = 2u << bits, first = MARGIN - 1 - width;
@@ -243,7 +269,7 @@ __device__ void encode_raw(const Word* words, u32 count, u8* out, Entry* entry) 
 
 template <typename Word>
 __device__ void encode_window(const Word* words, u32 count, u8* out, Entry* entry, u8* space, u32 tile) {
-    __shared__ u8 flags[THREADS];
+    __shared__ u8 flags[MOST_THREADS];
     u32 t = threadIdx.x, step = count >> 10 | 1, sampled = (count + step - 1) / step, total;
     Word* kept_space = (Word*)space;
     u16* positions = (u16*)(space + 4 * (u64)tile);
@@ -399,7 +425,7 @@ __device__ void decode_window(Word* words, u32 count, const u8* in, const Entry&
         }
         if (running != entry.kept) wrong = WRONG_ZERO_MAP;
     }
-    report((u32)block_max(wrong), status, task);
+    report((u32)block_max(wrong), blockIdx.x, status, task);
 }
 
 // ------------------------------------------------------------------------------------------- single values
@@ -408,103 +434,6 @@ __device__ inline u16 to_bfloat16(float value) {
     u32 bits = bits_of(value);
     if ((bits & 0x7fffffff) > 0x7f800000) return (u16)(bits >> 16 & 0x8000 | 0x7fc0);
     return (u16)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-}
-
-// 0 <= size <= 448; _to_e4m3 of fp8.py.
-__device__ inline u32 to_e4m3(float size) {
-    u32 large = bits_of(size > 0x1p-6f ? size : 0x1p-6f);
-    large = (large + (large >> 20 & 1) + 0x7ffff - (120u << 23)) >> 20;
-    return (large + bits_of((size < 0x1p-6f ? size : 0x1p-6f) + 0x1p14f) - 8) & 0xff;
-}
-
-__device__ inline float from_e4m3(u32 code) {
-    u32 exponent = code >> 3 & 15, mantissa = code & 7;
-    float size = exponent ? float_of((exponent + 120) << 23 | mantissa << 20) : mantissa * 0x1p-9f;
-    return code & 0x80 ? -size : size;
-}
-
-// The largest size (its bits) of a block of up to `length` values, for every thread of the warp.
-__device__ u32 warp_largest(const float* values, u32 count, u32 length, bool finite_only) {
-    u32 largest = 0;
-    for (u32 i = threadIdx.x % 32; i < length && i < count; i += 32) {
-        u32 size = bits_of(values[i]) & 0x7fffffff;
-        if (!(finite_only && size >= 0x7f800000) && size > largest) largest = size;
-    }
-    for (u32 step = 16; step; step /= 2) {
-        u32 other = __shfl_xor_sync(EVERYONE, largest, step);
-        largest = other > largest ? other : largest;
-    }
-    return largest;
-}
-
-__device__ void encode_q8(const float* values, u32 count, u8* out, Entry* entry) {
-    u32 blocks = (count + 255) / 256, start = aligned(4 * blocks, 16), size = start + aligned(count, 16);
-    for (u32 i = 4 * blocks + threadIdx.x; i < start; i += THREADS) out[i] = 0;
-    for (u32 i = start + count + threadIdx.x; i < size; i += THREADS) out[i] = 0;
-    for (u32 block = threadIdx.x / 32; block < blocks; block += WARPS) {
-        const float* from = values + 256 * block;
-        u32 left = count - 256 * block, largest = warp_largest(from, left, 256, false);
-        bool special = largest >= 0x7f800000;
-        if (special) largest = warp_largest(from, left, 256, true);
-        float levels = special ? 125.0f : 127.0f, most = float_of(largest), scale = 0, inverse = 0;
-        if (most >= 0x1p-119f) {
-            scale = most / levels;
-            inverse = levels / most;
-            if (bits_of(scale * levels) >= 0x7f800000) scale = float_of(bits_of(scale) - 1);
-        }
-        if (threadIdx.x % 32 == 0) ((u32*)out)[block] = bits_of(scale) | (special ? 0x80000000u : 0);
-        for (u32 i = threadIdx.x % 32; i < 256 && i < left; i += 32) {
-            u32 bits = bits_of(from[i]), sizes = bits & 0x7fffffff;
-            u32 code = bits_of(from[i] * inverse + 12582912.0f) & 0xff;
-            if (sizes == 0x7f800000) code = bits >> 31 ? 0x100 - 126 : 126;
-            if (sizes > 0x7f800000) code = 0x80;
-            out[start + 256 * block + i] = (u8)code;
-        }
-    }
-    finish(entry, out, plain_entry(size, CODED, count));
-}
-
-__device__ void decode_q8(float* values, u32 count, const u8* in) {
-    u32 start = aligned(4 * ((count + 255) / 256), 16);
-    for (u32 i = threadIdx.x; i < count; i += THREADS) {
-        u32 scale = ((const u32*)in)[i / 256];
-        int code = (signed char)in[start + i];
-        float value = (float)code * float_of(scale & 0x7fffffff);
-        if (scale >> 31 && code == 126) value = float_of(0x7f800000);
-        if (scale >> 31 && code == -126) value = float_of(0xff800000);
-        if (scale >> 31 && code == -128) value = float_of(0x7fc00000);
-        values[i] = value;
-    }
-}
-
-__device__ void encode_fp8(const float* values, u32 count, u8* out, Entry* entry) {
-    u32 blocks = (count + 127) / 128, start = aligned(4 * blocks, 16), size = start + aligned(count, 16);
-    for (u32 i = 4 * blocks + threadIdx.x; i < start; i += THREADS) out[i] = 0;
-    for (u32 i = start + count + threadIdx.x; i < size; i += THREADS) out[i] = 0;
-    for (u32 block = threadIdx.x / 32; block < blocks; block += WARPS) {
-        const float* from = values + 128 * block;
-        u32 left = count - 128 * block;
-        float most = float_of(warp_largest(from, left, 128, true)), inverse = 0;
-        bool normal = most >= 0x1p-117f;
-        if (normal) inverse = 448.0f / most;
-        if (threadIdx.x % 32 == 0) ((float*)out)[block] = normal ? most / 448.0f : 0.0f;
-        for (u32 i = threadIdx.x % 32; i < 128 && i < left; i += 32) {
-            u32 bits = bits_of(from[i]), sizes = bits & 0x7fffffff;
-            float scaled = float_of(sizes) * inverse;
-            u32 code = sizes >= 0x7f800000 ? 0x7f : to_e4m3(scaled < 448.0f ? scaled : 448.0f);
-            out[start + 128 * block + i] = (u8)(code | bits >> 31 << 7);
-        }
-    }
-    finish(entry, out, plain_entry(size, CODED, count));
-}
-
-__device__ void decode_fp8(float* values, u32 count, const u8* in) {
-    u32 start = aligned(4 * ((count + 127) / 128), 16);
-    for (u32 i = threadIdx.x; i < count; i += THREADS) {
-        u32 code = in[start + i];
-        bool nan = (code & 0x7f) == 0x7f;
-        values[i] = nan ? float_of(0x7fc00000 | code >> 7 << 31) : from_e4m3(code) * ((const float*)in)[i / 128];
-    }
 }
 
 __device__ void round_to_bfloat16(const float* values, u32 count, u16* halves) {
@@ -519,8 +448,8 @@ __device__ inline float half_to_float(u16 half) {
     u32 exponent = half >> 10 & 31, mantissa = half & 1023, sign = (u32)(half >> 15) << 31;
     if (exponent == 31) return float_of(sign | 0x7f800000 | mantissa << 13);
     if (exponent) return float_of(sign | (exponent + 112) << 23 | mantissa << 13);
-    float size = mantissa * 0x1p-24f;
-    return sign ? -size : size;
+    float size = times((float)mantissa, 0x1p-24f);
+    return float_of(bits_of(size) | sign);
 }
 
 // --------------------------------------------------------------------------------------------------- kernels
@@ -528,11 +457,11 @@ __device__ inline float half_to_float(u16 half) {
 #define PARAMETERS \
     u8 *values, u64 count, u32 tile, u8 *wire, u64 stride, Entry *entries, u8 *space, u32 *status, Task *task
 #define MINE (space + (u64)blockIdx.x * tile * SPACE)
-#define KERNEL(name) extern "C" __global__ void name(PARAMETERS)
+#define KERNEL(name) extern "C" __global__ void __launch_bounds__(MOST_THREADS) name(PARAMETERS)
 
 #define ENCODER(name, Value, body) \
     KERNEL(name) { \
-        u32 here = tile_count(count, tile); \
+        u32 here = values_of(count, tile, blockIdx.x); \
         const Value* from = (const Value*)values + (u64)blockIdx.x * tile; \
         u8* out = wire + blockIdx.x * stride; \
         Entry* entry = entries + blockIdx.x; \
@@ -550,7 +479,7 @@ __device__ inline float half_to_float(u16 half) {
 #define DECODER(name, Value, body) \
     KERNEL(name) { \
         FOLLOW_TASK \
-        u32 here = tile_count(count, tile); \
+        u32 here = values_of(count, tile, blockIdx.x); \
         Value* to = (Value*)values + (u64)blockIdx.x * tile; \
         Entry entry = entries[blockIdx.x]; \
         const u8* in = payload_of(wire, stride, entries); \
@@ -572,18 +501,6 @@ ENCODER(xw_encode_2, u16, encode_window(from, here, out, entry, MINE, tile);)
 ENCODER(xw_encode_4, u32, encode_window(from, here, out, entry, MINE, tile);)
 DECODER(xw_decode_2, u16, decode_window(to, here, in, entry, MINE, status, task);)
 DECODER(xw_decode_4, u32, decode_window(to, here, in, entry, MINE, status, task);)
-ENCODER(q8_encode_4, float, encode_q8(from, here, out, entry);)
-DECODER(q8_decode_4, float, decode_q8(to, here, in);)
-ENCODER(fp8_encode_4, float, encode_fp8(from, here, out, entry);)
-DECODER(fp8_decode_4, float, decode_fp8(to, here, in);)
-
-ENCODER(bf16_encode_4, float, {
-    u32 size = aligned(2 * here, 16);
-    round_to_bfloat16(from, here, (u16*)out);
-    for (u32 i = 2 * here + threadIdx.x; i < size; i += THREADS) out[i] = 0;
-    finish(entry, out, plain_entry(size, CODED, here));
-})
-DECODER(bf16_decode_4, float, widen((const u16*)in, here, to);)
 
 ENCODER(bf16_xw_encode_4, float, {
     u16* halves = (u16*)(MINE + 7 * (u64)tile);
@@ -594,7 +511,7 @@ ENCODER(bf16_xw_encode_4, float, {
 
 KERNEL(bf16_xw_decode_4) {
     FOLLOW_TASK
-    u32 here = tile_count(count, tile);
+    u32 here = values_of(count, tile, blockIdx.x);
     float* to = (float*)values + (u64)blockIdx.x * tile;
     Entry entry = entries[blockIdx.x];
     const u8* in = payload_of(wire, stride, entries);
@@ -628,10 +545,10 @@ KERNEL(gather) {
 // Add `count` values to the float32 in `wire`: the sum at a chunk's owner.
 #define ADDER(name, Value, widened) \
     KERNEL(name) { \
-        u32 here = tile_count(count, tile); \
+        u32 here = values_of(count, tile, blockIdx.x); \
         const Value* from = (const Value*)values + (u64)blockIdx.x * tile; \
         float* total = (float*)wire + (u64)blockIdx.x * tile; \
-        for (u32 i = threadIdx.x; i < here; i += THREADS) total[i] += widened; \
+        for (u32 i = threadIdx.x; i < here; i += THREADS) total[i] = plus(total[i], widened); \
     }
 
 ADDER(add_float32, float, from[i])

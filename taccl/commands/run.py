@@ -13,7 +13,15 @@ from taccl.commands.completion import files
 from taccl.commands.run_data import read_data
 from taccl.commands.run_options import DEADLINE_S, execution_options
 from taccl.commands.run_prepare import prediction, predictor, prepare, with_transport
-from taccl.commands.run_report import calibrated, document, preamble, say_devices, say_turns, write
+from taccl.commands.run_report import (
+    calibrated,
+    document,
+    preamble,
+    say_devices,
+    say_shared_devices,
+    say_turns,
+    write,
+)
 from taccl.errors import UsageError
 from taccl.program_file import collective_options
 
@@ -195,6 +203,7 @@ def _run(job: Job, options: dict[str, Any]) -> bool:
         its = against
         job.together("the prediction of times", lambda: predictor(its.topology, its.program, its.collective))
     say_devices(job, settings, neighbours, options["verbose"])
+    say_shared_devices(job, neighbours)
     out = sys.stderr if options["json_path"] == "-" else sys.stdout
     first = job.rank == 0
     name, ranks = collective.name, collective.group_ranks

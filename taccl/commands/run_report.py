@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from taccl.commands.options import write_output
@@ -48,6 +49,25 @@ def say_devices(job: Job, settings: Settings, neighbours: Neighbours, verbose: b
             where = f" on {neighbours.devices[rank]}" if neighbours.devices else ""
             say(f"taccl: rank {rank}: {_memory(settings)} buffers{where}, {_how(job, settings, neighbours)}")
         job.barrier()
+
+
+def say_shared_devices(job: Job, neighbours: Neighbours) -> None:
+    """One line on stderr where ranks of the job share a GPU and cannot use it at the same time."""
+    from taccl.runtime import gpu
+    from taccl.runtime.mpi import say
+
+    names = neighbours.devices
+    if job.rank or not names:
+        return
+    near = [
+        set(one) | set(two) for one, two in zip_longest(neighbours.sharing, neighbours.staging, fillvalue=())
+    ]
+    shared = any(names[rank] == names[peer] for rank, peers in enumerate(near) for peer in peers - {rank})
+    if shared and gpu.Cuda(gpu.load()).alternates():
+        say(
+            "taccl: ranks that share a GPU take turns on it, which slows short messages; with CUDA's MPS they work at "
+            "the same time (nvidia-cuda-mps-control -d)"
+        )
 
 
 def transports_used(settings: Settings, neighbours: Neighbours) -> str:

@@ -333,6 +333,7 @@ runtime = types.SimpleNamespace(
     getDeviceCount=lambda: DEVICES,
     getDevice=_get_device,
     setDevice=_set_device,
+    deviceGetAttribute=lambda attribute, ordinal: int(SETTINGS("CUPY_DOUBLE_MPS") or "0"),
     deviceGetPCIBusId=lambda ordinal: f"0000:{ordinal + 16:02X}:00.0",
     getDeviceProperties=lambda ordinal: {"name": b"Double"},
     memGetInfo=lambda: (_free_bytes(), _free_bytes()),
