@@ -345,6 +345,7 @@ class DeviceFrames:
         space: Any,
         task: Any = None,
         count: int | None = None,
+        *,
         tile: int = TILE,
         threads: int = THREADS,
     ) -> None:

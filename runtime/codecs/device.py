@@ -286,6 +286,7 @@ def launch(
     wire: Any,
     stride: int,
     entries: Any,
+    *,
     threads: int = THREADS,
     parts: bool = False,
 ) -> None:
