@@ -15,6 +15,7 @@ from taccl.sketches.restrictions import Permutation, Restrictions
 from taccl.synth.candidates import Candidate, best_timing, complete, late_fs, obeys, one_chunk_each
 from taccl.synth.check_algorithm import check_algorithm
 from taccl.synth.collective import Collective
+from taccl.synth.copying import copies_fs
 from taccl.synth.cost import Costs, judged_fs
 from taccl.synth.counted import CHECKED_S, LATE_S, SEEDS_SHARE, SHARE, STATED_S, TIMED_LINK_S, TIMED_S
 from taccl.synth.problem import Problem, problem, with_symmetry
@@ -163,16 +164,34 @@ class Search:
         return judged_fs(self.topology, candidate.time_fs, len(candidate.messages))
 
     def chosen(self) -> Candidate | None:
-        """The best schedule: the quickest, or where ranks share cores one of fewer messages, and if the time of that
-        one grows too much when messages are late, the one that is best then."""
+        """The best schedule: the quickest, or where ranks share cores one of fewer messages and local copies, and if
+        its time grows too much when messages are late, the one that is best then."""
         if self.best is None or not self.topology.load_us:
             return self.best
-        usual = self._fewest(self._even([self.best, *self.of_engine.values()]), self.judged_fs) or self.best
+        copies: dict[int, int] = {}
+
+        def copying(candidate: Candidate) -> int:
+            key = id(candidate.messages)
+            if key not in copies:
+                self.spend(CHECKED_S * len(candidate.messages))
+                copies[key] = copies_fs(candidate.algorithm(self.topology, self.size_bytes), self.topology)
+            return copies[key]
+
+        among = self._right(self._even([self.best, *self.of_engine.values()]))
+        limit_fs = NEAR * min(map(self.judged_fs, among), default=0)
+        among = [c for c in among if self.judged_fs(c) <= limit_fs]
+        usual = self._fewest(among, lambda c: self.judged_fs(c) + copying(c)) or self.best
         usual = self._tried(self.problem(usual.collective.partition), usual)
         if usual.late_fs <= STEADY * usual.time_fs:
             return usual
         near = [c for c in self.steadiest.values() if self.judged_fs(c) <= NEAR * self.judged_fs(usual)]
-        return self._fewest(self._even([usual, *near]), lambda candidate: candidate.late_fs) or usual
+        return self._fewest(self._right(self._even([usual, *near])), lambda c: c.late_fs + copying(c)) or usual
+
+    def _right(self, among: list[Candidate]) -> list[Candidate]:
+        """Those that do what they should: not all were looked at when they were found."""
+        return [
+            c for c in among if not check_algorithm(c.algorithm(self.topology, self.size_bytes), self.topology)
+        ]
 
     def _even(self, among: list[Candidate]) -> list[Candidate]:
         """Those whose chunks are whole words, where some of them are near to the best: other programs run in memory
@@ -189,15 +208,13 @@ class Search:
         return self._even(list(self.steadiest.values())) if self.steadiest else []
 
     def _fewest(self, among: list[Candidate], judged: Callable[[Candidate], int]) -> Candidate | None:
-        """Of those that are judged alike, and least, the one of fewest messages; None when none of them is right."""
-        most_fs = ALIKE * min(map(judged, among))
-        for candidate in sorted(
+        """Of those that are judged alike, and least, the one of fewest messages; None when there is none."""
+        most_fs = ALIKE * min(map(judged, among), default=0)
+        return min(
             (c for c in among if judged(c) <= most_fs),
             key=lambda c: (len(c.messages), judged(c), c.time_fs, c.collective.partition, c.engine),
-        ):
-            if not check_algorithm(candidate.algorithm(self.topology, self.size_bytes), self.topology):
-                return candidate
-        return None
+            default=None,
+        )
 
     def one_sum(self, partition: int) -> Candidate | None:
         """The best of a chunking that the models can start from: no rank holds several sums of a chunk."""

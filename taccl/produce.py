@@ -237,11 +237,13 @@ def lowered(order: Order, product: Product, others: Iterator[Algorithm]) -> Prod
     """The product with its program, or with the reason why there is none.
 
     others: the next best schedules, the best first. One of them is taken when the best loses time in lowering, because
-    a program cannot keep all of its order, and the other's program is quicker, what its messages add included; or when
-    ranks share cores and the program takes much longer with late messages, and the other's takes less then.
+    a program cannot keep all of its order, and the other's program is quicker, what its messages and local copies add
+    included; or when ranks share cores and the program takes much longer with late messages, and the other's takes less
+    then.
     """
     from taccl.synth.candidates import late_fs
     from taccl.synth.collective import refined
+    from taccl.synth.copying import copies_fs
     from taccl.synth.cost import costs, judged_fs, us
     from taccl.synth.fifo_slots import within_slots
     from taccl.synth.lower import claim, lower_exact
@@ -255,8 +257,11 @@ def lowered(order: Order, product: Product, others: Iterator[Algorithm]) -> Prod
     except Infeasible as limit:
         return replace(product, no_program=str(limit))
 
+    def copying(made: Algorithm) -> int:
+        return copies_fs(made, product.topology) if product.topology.load_us else 0
+
     def judged(made: Algorithm, time_fs: int) -> int:
-        return judged_fs(product.topology, time_fs, len(made.messages))
+        return judged_fs(product.topology, time_fs, len(made.messages)) + copying(made)
 
     def when_late(found: LoweringResult) -> int:
         made = found.schedule
@@ -278,7 +283,10 @@ def lowered(order: Order, product: Product, others: Iterator[Algorithm]) -> Prod
         except Infeasible:
             continue
         other_fs = judged(other, found.simulated_time_fs)
-        steadier = other_fs <= NEAR * now_fs and when_late(found) < when_late(lowered)
+        late_now_fs, late_other_fs = (
+            when_late(one) + copying(made) for one, made in ((lowered, algorithm), (found, other))
+        )
+        steadier = other_fs <= NEAR * now_fs and late_other_fs < late_now_fs
         if steadier if shaky else other_fs * WORTHWHILE < now_fs:
             algorithm, lowered = other, found
             product = replace(product, algorithm=algorithm)

@@ -13,7 +13,9 @@ from taccl.profiles.load import load_topology
 from taccl.profiles.topology import Link, Port, Topology
 from taccl.synth.candidates import late_fs
 from taccl.synth.collective import build
+from taccl.synth.copying import copies_fs
 from taccl.synth.cost import ceil_fs, costs, judged_fs, late_costs
+from taccl.synth.lower import lower_exact
 from taccl.synth.request import Request
 from taccl.synth.schedule import Transfer, time_in_order
 from taccl.synth.search import ALIKE, NEAR, STEADY
@@ -108,6 +110,30 @@ def test_chunks_are_whole_words_where_that_costs_little(name):
     topology = crowded("0.5", one_host(4))
     made = synthesise(Request(topology, name, 16_000_000, time_limit_s=4))
     assert made.chunk_bytes % 4 == 0
+
+
+@pytest.mark.parametrize("name", ["reducescatter", "allreduce", "allgather"])
+def test_what_makes_programs_copy_is_not_taken_for_a_little_time(name):
+    """Any order fills what the ranks share, and most orders make messages of chunks that lie apart."""
+    topology = crowded("0.5", one_host(4))
+    found = synthesise(Request(topology, name, 16_000_000, time_limit_s=4))
+    direct = synthesise(Request(topology, name, 16_000_000, engine="direct"))
+    # A rank's own block, which all programs copy, takes 400 us.
+    assert copies_fs(direct, topology) == (400 * 10**9 if name == "allgather" else 0)
+    both = [judged(topology, made) + copies_fs(made, topology) for made in (found, direct)]
+    assert both[0] <= ALIKE * both[1]
+
+
+def test_copies_are_those_of_the_program():
+    topology = one_host(4)
+    for name in ("reducescatter", "allgather", "alltoall"):
+        made = synthesise(Request(topology, name, 16_000_000, time_limit_s=2))
+        program = lower_exact(made, topology).program
+        copied = [
+            sum(step.count for tb in rank.threadblocks for step in tb.steps if step.kind == "cpy")
+            for rank in program.gpus
+        ]
+        assert copies_fs(made, topology) == max(copied) * costs(topology, made.chunk_bytes).holds[0][0][1]
 
 
 def one_host(ranks):
