@@ -185,12 +185,16 @@ class Search:
         if usual.late_fs <= STEADY * usual.time_fs:
             return usual
         near = [c for c in self.steadiest.values() if self.judged_fs(c) <= NEAR * self.judged_fs(usual)]
-        return self._fewest(self._right(self._even([usual, *near])), lambda c: c.late_fs + copying(c)) or usual
+        return (
+            self._fewest(self._right(self._even([usual, *near])), lambda c: c.late_fs + copying(c)) or usual
+        )
 
     def _right(self, among: list[Candidate]) -> list[Candidate]:
         """Those that do what they should: not all were looked at when they were found."""
         return [
-            c for c in among if not check_algorithm(c.algorithm(self.topology, self.size_bytes), self.topology)
+            c
+            for c in among
+            if not check_algorithm(c.algorithm(self.topology, self.size_bytes), self.topology)
         ]
 
     def _even(self, among: list[Candidate]) -> list[Candidate]:

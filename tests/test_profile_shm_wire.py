@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from taccl.errors import RunFailed
-from taccl.profiles.measure.shm_wire import PART_BYTES, SLOTS, ShmWire, _Stretch
+from taccl.profiles.measure.boxes import SLOTS, Part
+from taccl.profiles.measure.shm_wire import PART_BYTES, ShmWire, Stretch
 from taccl.runtime import process_memory
 from taccl.runtime.shm import READ_BYTES
 
@@ -22,14 +23,16 @@ pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
 
 
 @pytest.fixture(scope="module")
-def stretches() -> tuple[_Stretch, _Stretch]:
-    return _Stretch(), _Stretch()
+def stretches() -> tuple[Stretch, Stretch]:
+    return Stretch(), Stretch()
 
 
-def ends(stretches: tuple[_Stretch, _Stretch]) -> tuple[ShmWire, ShmWire]:
+def ends(stretches: tuple[Stretch, Stretch]) -> tuple[ShmWire, ShmWire]:
     one, other = np.zeros(PART_BYTES, np.uint8), np.zeros(PART_BYTES, np.uint8)
     me = os.getpid()
-    return ShmWire(1, me, (one, other), stretches, TAGS), ShmWire(0, me, (other, one), stretches, TAGS)
+    return ShmWire(1, Part(one, other, me), stretches, TAGS), ShmWire(
+        0, Part(other, one, me), stretches, TAGS
+    )
 
 
 @settings(max_examples=40, deadline=None)
@@ -44,7 +47,7 @@ def ends(stretches: tuple[_Stretch, _Stretch]) -> tuple[ShmWire, ShmWire]:
     st.booleans(),
 )
 def test_messages_of_a_tag_keep_their_order(
-    stretches: tuple[_Stretch, _Stretch], sent: list[tuple[int, int]], receives_first: bool
+    stretches: tuple[Stretch, Stretch], sent: list[tuple[int, int]], receives_first: bool
 ) -> None:
     here, there = ends(stretches)
     random = np.random.default_rng(0)
@@ -67,7 +70,7 @@ def test_messages_of_a_tag_keep_their_order(
             found[:] = 0
 
 
-def test_a_long_message_is_done_when_its_receiver_has_read_it(stretches: tuple[_Stretch, _Stretch]) -> None:
+def test_a_long_message_is_done_when_its_receiver_has_read_it(stretches: tuple[Stretch, Stretch]) -> None:
     here, there = ends(stretches)
     data = np.ones(READ_BYTES + 1, np.uint8)
     send, receive = here.sender(data, TAGS[0]), there.receiver(np.zeros_like(data), TAGS[0])
@@ -78,14 +81,14 @@ def test_a_long_message_is_done_when_its_receiver_has_read_it(stretches: tuple[_
 
 
 def test_long_messages_lie_one_behind_the_other() -> None:
-    stretch = _Stretch()
+    stretch = Stretch()
     stretch.reach(3 * READ_BYTES)
     places = [process_memory.address(stretch.place(3 * READ_BYTES)) for _ in range(400)]
     steps = {b - a for a, b in pairwise(places)}
     assert len(set(places)) > 300 and 3 * READ_BYTES in steps and min(steps) < 0
 
 
-def test_another_length_than_is_expected_is_told(stretches: tuple[_Stretch, _Stretch]) -> None:
+def test_another_length_than_is_expected_is_told(stretches: tuple[Stretch, Stretch]) -> None:
     here, there = ends(stretches)
     here.sender(np.zeros(9, np.uint8), TAGS[0]).Start()
     receive = there.receiver(np.zeros(8, np.uint8), TAGS[0])

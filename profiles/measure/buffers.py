@@ -12,7 +12,7 @@ from taccl.runtime import gpu
 class Buffers(Protocol):
     """Memory that messages start from and end in."""
 
-    name: str  # for people: which memory, and which path a message takes
+    name: str  # for people: which memory
 
     def wire(self, nbytes: int, outgoing: bool, slot: int) -> Any:
         """What MPI is given to send from or to receive into: `nbytes` bytes, one area per slot."""
@@ -49,6 +49,21 @@ class HostBuffers:
         return
 
 
+class Lengths:
+    """For wires that have places of their own and want to know how long a message is."""
+
+    name = "no memory"
+
+    def wire(self, nbytes: int, outgoing: bool, slot: int) -> Any:
+        return np.broadcast_to(np.zeros(1, np.uint8), nbytes)
+
+    def before_send(self, wire: Any) -> None:
+        return
+
+    def after_receive(self, wire: Any) -> None:
+        return
+
+
 class StagedBuffers:
     """CuPy memory; each message is copied to pinned host memory, sent by MPI, and copied back.
 
@@ -61,7 +76,7 @@ class StagedBuffers:
         self._areas: dict[tuple[bool, int], tuple[Any, Any]] = {}
         self._device_of: dict[int, tuple[Any, Any]] = {}  # wire address -> (device area, host area)
         self._stream = self._cupy.cuda.Stream(non_blocking=True)
-        self.name = f"GPU {ordinal} memory (CuPy), staged through pinned host memory"
+        self.name = f"GPU {ordinal} memory (CuPy)"
 
     def wire(self, nbytes: int, outgoing: bool, slot: int) -> Any:
         areas = self._areas.get((outgoing, slot))

@@ -80,6 +80,20 @@ class _Bench:
         hosts = {self._prober.hosts[rank] for rank in ranks}
         return self._prober.receivers_work and len(ranks) > 1 and len(hosts) == 1
 
+    def by_devices(self, ranks: Sequence[int]) -> bool:
+        """Whether devices copy all messages among the ranks."""
+        return self._prober.devices is not None and self._prober.devices.copy_all(ranks)
+
+    def on_devices(self, ranks: Sequence[int]) -> list[tuple[int, ...]]:
+        """Of the ranks of a node those on each of its devices; nothing where no rank shares a device and not all are
+        reached by all, or where ranks of one device do not reach each other."""
+        devices = self._prober.devices
+        groups = [] if devices is None else devices.shared(ranks)
+        several = [group for group in groups if len(group) > 1]
+        if devices is None or not all(map(self.by_devices, several)):
+            return []
+        return groups if several or self.by_devices(ranks) else []
+
     def contend(self, flows: Sequence[Flow], known: Sequence[FoundPort]) -> _Outcome:
         """The flows together, against each alone, and what the known ports explain of that."""
         # Equal times alone: the slowest flow's largest message sets the time, none exceeds its own largest.
@@ -171,24 +185,54 @@ def find_ports(
 
 
 def _bus(bench: _Bench, node: int, ranks: Sequence[int]) -> None:
-    """Whether flows inside a node share something: its memory or PCIe bus, or its cores.
+    """Whether flows inside a node share something: its memory or PCIe bus, or its cores; or a device's memory.
 
     Disjoint pairs tell. Where receivers have all the work every rank receives at once, since pairs would leave cores
-    and memory idle that a collective uses.
+    and memory idle that a collective uses; where devices copy all receive at once, too.
     """
+    inside = bench.on_devices(ranks)
+    for number, group in enumerate(inside):
+        if len(group) > 1:
+            _shared_by(bench, node, group, _among(group), [_ring(group)], f"node{node}.gpu{number}.memory")
+    near = {flow for group in inside for flow in _among(group)}
+    links = tuple(flow for flow in _among(ranks) if flow not in near)
     half = min(len(ranks) // 2, _MOST_FLOWS)
     pairs = [(ranks[2 * k], ranks[2 * k + 1]) for k in range(half)]
-    links = tuple((a, b) for a in ranks for b in ranks if a != b)
     tries = [pairs[:count] for count in sorted({2, half}) if len(ranks) >= 4]
     if bench.receivers_work(ranks):
-        some = ranks[:_MOST_FLOWS]
-        tries = [list(zip(some, [*some[1:], some[0]], strict=True))]
+        tries = [_ring(ranks)]
+    if inside:
+        # A rank of each device, so that what several of one share does not show again.
+        first = [group[0] for group in inside]
+        rest = [flow for flow in pairs if flow not in near]
+        tries = [_ring(first)] if bench.by_devices(first) else [rest] if len(rest) > 1 else []
+    _shared_by(bench, node, ranks, links, tries, f"node{node}.bus")
+
+
+def _ring(ranks: Sequence[int]) -> list[Flow]:
+    some = ranks[:_MOST_FLOWS]
+    return list(zip(some, [*some[1:], some[0]], strict=True))
+
+
+def _among(ranks: Sequence[int]) -> tuple[Flow, ...]:
+    return tuple((a, b) for a in ranks for b in ranks if a != b)
+
+
+def _shared_by(
+    bench: _Bench,
+    node: int,
+    ranks: Sequence[int],
+    links: tuple[Flow, ...],
+    tries: Sequence[Sequence[Flow]],
+    name: str,
+) -> None:
+    """Add the port that links among ranks of a node share, if flows show one: the first of `tries` that do."""
     for flows in tries:
         found = bench.shares(flows, bench.ports_of(node))
         if found is not None:
             # One message alone gets through as its link says, so what all share is no slower.
             beta = min(found.beta_us_per_mb, median(bench.beta(link) for link in links))
-            bench.ports.append(FoundPort(f"node{node}.bus", "port", beta, links, tuple(ranks), node, "both"))
+            bench.ports.append(FoundPort(name, "port", beta, links, tuple(ranks), node, "both"))
             return
 
 
@@ -311,7 +355,9 @@ def _peers(bench: _Bench, nodes: Partition, node: int, rank: int, direction: str
         return sorted((r for r in group if r != rank), key=lambda r: (bench.beta(link(r)), r))
 
     if near:
-        return [link(r) for r in fastest(nodes[node])[:2]]
+        flows = [link(r) for r in fastest(nodes[node])]
+        # A device's copy and a message through the host are no like pair: their latencies alone tell them apart.
+        return [flow for flow in flows if bench.by_devices(flow) == bench.by_devices(flows[0])][:2]
     others = [fastest(group) for k, group in enumerate(nodes) if k != node]
     others.sort(key=lambda group: (bench.beta(link(group[0])), group[0]))
     if len(others) > 1 and bench.beta(link(others[1][0])) <= _NEAR * bench.beta(link(others[0][0])):

@@ -4,7 +4,8 @@ Links are measured while all other ranks sleep, so that a copy has a core to its
 awake, those that wait too, and the kernel gives each its part of the cores, whichever of them copies. So a copy takes
 as many times as long as there are ranks to a core. (Measured beside one or two pairs of ranks that wait, it took 1, 2
 or 3 times as long on two cores, as the kernel happened to place them: four ranks to two cores make 2.) The host as a
-whole loses nothing: the port that all its messages share is measured with all ranks at work.
+whole loses nothing: the port that all its messages share is measured with all ranks at work. Where devices copy, no
+copy needs a core, and nothing of this holds.
 """
 
 from __future__ import annotations

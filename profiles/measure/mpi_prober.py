@@ -1,5 +1,6 @@
 """Probes over MPI: rank 0 says what to do, the ranks of a flow do it, all others sleep. What is measured goes as the
-messages of programs will: over MPI, within nodes through shared memory, between them over TCP connections of our own.
+messages of programs will: over MPI, within nodes through shared memory or from device to device, between them over TCP
+connections of our own.
 
 Every wait is a loop of MPI_Test with a deadline, so a rank that died or stalled is named instead of waited
 for; sleeping ranks poll twice a millisecond, because a rank that spins on a crowded host would be measured
@@ -19,8 +20,9 @@ from typing import Any
 import numpy as np
 
 from taccl.errors import RunFailed
-from taccl.profiles.measure.buffers import Buffers
+from taccl.profiles.measure.buffers import Buffers, Lengths
 from taccl.profiles.measure.busy import busy_cores
+from taccl.profiles.measure.devices import Devices
 from taccl.profiles.measure.probe import Probe, Times, Trial
 from taccl.profiles.measure.wires import MpiWire, Request, TcpWire, Wire
 
@@ -46,7 +48,8 @@ class MpiProber:
     """The ranks of a communicator. `run` is called on rank 0 only, `serve` on all others.
 
     deadline_s: the longest wait for any one message or answer. near: to ranks of this node, connections: to ranks of
-    others, whose messages do not go over MPI; the latter are closed with the prober.
+    others, whose messages do not go over MPI; the latter are closed with the prober. devices: between which those of
+    `near` are copied, if they are not in host memory.
     """
 
     def __init__(
@@ -57,6 +60,7 @@ class MpiProber:
         deadline_s: float,
         near: Mapping[int, Wire],
         connections: Mapping[int, socket.socket],
+        devices: Devices | None = None,
     ) -> None:
         self._MPI = MPI
         self._comm = comm.Dup()
@@ -64,6 +68,9 @@ class MpiProber:
         self._buffers = buffers
         self.over_tcp = bool(connections)
         self._connections = connections
+        self.devices = devices
+        self._by_device = frozenset(near) if devices is not None else frozenset()
+        self._lengths = Lengths()
         self._wires: dict[int, Wire] = dict(near)
         self._wires |= {peer: TcpWire(connection, peer) for peer, connection in connections.items()}
         self._deadline_s = deadline_s
@@ -76,7 +83,7 @@ class MpiProber:
         node_comm.Free()
         comm.Barrier()  # from here all ranks sleep
         host = f"{MPI.Get_processor_name()}/{leader[0]}"
-        mine = (host, _cores(), buffers.name, busy_cores(), bool(near))
+        mine = (host, _cores(), buffers.name, busy_cores(), bool(near) and devices is None)
         about = [json.loads(text) for text in self._gather_texts(json.dumps(mine))]
         self.hosts = [str(host) for host, _, _, _, _ in about]
         # Ranks may be bound to cores of their own: a host has those of all its ranks.
@@ -216,8 +223,8 @@ class MpiProber:
             return {"stalled": self._describe(error)}
 
     def _send(self, dst: int, trial: Trial, repeats: int) -> list[float]:
-        wire = self._wire(dst)
-        areas = [self._buffers.wire(trial.bytes, True, slot) for slot in range(trial.messages)]
+        wire, buffers = self._wire(dst), self._buffers_of(dst)
+        areas = [buffers.wire(trial.bytes, True, slot) for slot in range(trial.messages)]
         acknowledged = wire.receiver(np.empty(1, np.uint8), ACK)
         sends = [wire.sender(area, DATA) for area in areas]
         times = []
@@ -229,7 +236,7 @@ class MpiProber:
                 for _ in range(trial.acks):
                     acknowledged.Start()
                     for area, send in zip(areas, sends, strict=True):
-                        self._buffers.before_send(area)
+                        buffers.before_send(area)
                         send.Start()
                     self._wait(acknowledged, dst)
                     for send in sends:
@@ -240,8 +247,8 @@ class MpiProber:
         return times
 
     def _receive(self, src: int, trial: Trial, repeats: int) -> None:
-        wire = self._wire(src)
-        areas = [self._buffers.wire(trial.bytes, False, slot) for slot in range(trial.messages)]
+        wire, buffers = self._wire(src), self._buffers_of(src)
+        areas = [buffers.wire(trial.bytes, False, slot) for slot in range(trial.messages)]
         receives = [wire.receiver(area, DATA) for area in areas]
         acknowledge = wire.sender(np.zeros(1, np.uint8), ACK)
         rounds = repeats * trial.acks
@@ -253,7 +260,7 @@ class MpiProber:
             for number in range(rounds):
                 for area, receive in zip(areas, receives, strict=True):
                     self._wait(receive, src)
-                    self._buffers.after_receive(area)
+                    buffers.after_receive(area)
                 if number + 1 < rounds:  # post before the reply: the next message must find its receive
                     for receive in receives:
                         receive.Start()
@@ -283,7 +290,7 @@ class MpiProber:
                     start = time.perf_counter()
                     self._release(members)
                     for flow in out:
-                        self._buffers.before_send(flow.area)
+                        self._buffers_of(flow.peer).before_send(flow.area)
                         flow.message.Start()
                     self._drain(into, out)
                     self._gather(members)
@@ -298,7 +305,7 @@ class MpiProber:
         found = []
         for slot, ((src, dst), trial) in enumerate(flows):
             if dst == self._rank:
-                wire, area = self._wire(src), self._buffers.wire(trial.bytes, False, slot)
+                wire, area = self._wire(src), self._buffers_of(src).wire(trial.bytes, False, slot)
                 answer = wire.sender(np.zeros(1, np.uint8), ACK)
                 found.append(_Flow(src, area, wire.receiver(area, DATA), answer))
         return found
@@ -308,7 +315,7 @@ class MpiProber:
         found = []
         for slot, ((src, dst), trial) in enumerate(flows):
             if src == self._rank:
-                wire, area = self._wire(dst), self._buffers.wire(trial.bytes, True, slot)
+                wire, area = self._wire(dst), self._buffers_of(dst).wire(trial.bytes, True, slot)
                 answer = wire.receiver(np.empty(1, np.uint8), ACK)
                 found.append(_Flow(dst, area, wire.sender(area, DATA), answer))
         return found
@@ -321,7 +328,7 @@ class MpiProber:
         while pending or unanswered:
             for flow in unanswered[:]:
                 if flow.message.Test():
-                    self._buffers.after_receive(flow.area)
+                    self._buffers_of(flow.peer).after_receive(flow.area)
                     flow.answer.Start()
                     unanswered.remove(flow)
                     pending.append((flow.peer, flow.answer))
@@ -357,6 +364,10 @@ class MpiProber:
         if peer not in self._wires:
             self._wires[peer] = MpiWire(self._MPI, self._comm, peer)
         return self._wires[peer]
+
+    def _buffers_of(self, peer: int) -> Buffers:
+        """Where the bytes lie of messages to and from a rank."""
+        return self._lengths if peer in self._by_device else self._buffers
 
     def _wait(self, request: Any, peer: int) -> None:
         test: Callable[[], bool] = request.Test

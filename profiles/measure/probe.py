@@ -14,6 +14,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from taccl.profiles.measure.devices import Devices
+
 TINY_BYTES = 8  # a message whose size costs nothing: what the latency is taken from
 
 _LONG_US = 8_000.0
@@ -66,6 +68,11 @@ class Prober(Protocol):
     @property
     def receivers_work(self) -> bool:
         """Whether within a host a long message is the work of its receiver alone."""
+        ...
+
+    @property
+    def devices(self) -> Devices | None:
+        """The ranks' devices, where messages within a host go from one's memory to another's."""
         ...
 
     def run(self, probe: Probe) -> Times:

@@ -5,7 +5,7 @@ Runs on one place (rank 0) against a `Prober`; what it asks next depends only on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
@@ -16,6 +16,7 @@ from taccl.profiles.measure.boundary import Partition, by_name, find_nodes
 from taccl.profiles.measure.classes import LinkClass, classify, pool
 from taccl.profiles.measure.contention import FoundPort, find_ports
 from taccl.profiles.measure.crowd import least_load_us, ranks_to_a_core, receivers, slowed
+from taccl.profiles.measure.devices import LARGEST_BYTES
 from taccl.profiles.measure.fit import LinkFit, Point, fit_link, interval95, rough_link
 from taccl.profiles.measure.load import find_load
 from taccl.profiles.measure.probe import (
@@ -33,6 +34,7 @@ from taccl.profiles.measure.probe import (
 from taccl.profiles.measure.rounds import directed, pack, tournament
 
 Flow = tuple[int, int]
+Kind = tuple[int, int, bool]  # of a flow: its nodes, and whether a device copies it
 Array = NDArray[np.float64]
 
 _SCAN_BYTES = 262144
@@ -40,6 +42,7 @@ _SCAN_FIRST_BYTES = 16384
 _SCAN_REPEATS = 3
 _SCAN_SLOW_US = 20_000.0  # a link that needs this long for _SCAN_FIRST_BYTES is not asked for more
 _LADDER = tuple(65536 << step for step in range(7))  # candidate sizes of the largest message: 64 KiB to 4 MiB
+_DEVICE_LADDER = tuple(65536 << step for step in range((LARGEST_BYTES // 65536).bit_length()))
 _MOST_REPEATS = 15
 # Every link is measured this often, all others in between: what differs from sweep to sweep (on which cores
 # the ranks run, what else runs) belongs to the moment and not to the link.
@@ -98,14 +101,14 @@ def survey(
     """
     ranks = len(prober.hosts)
     costs = _scan(prober, effort, tell)
-    nodes = find_nodes(prober.hosts, costs)
+    nodes = _nodes(prober, costs)
     node_of = {rank: index for index, node in enumerate(nodes) for rank in node}
-    largest = _largest(prober, nodes, costs[0], effort, tell)
-
     flows = directed(tournament(ranks))
+    kinds = {(s, d): (node_of[s], node_of[d], _by_device(prober, (s, d))) for s, d in flows}
+    largest = _largest(prober, kinds, costs[0], effort, tell)
     plans, counts = {}, {}
     for src, dst in flows:
-        size, time_us = largest[node_of[src], node_of[dst]]
+        size, time_us = largest[kinds[src, dst]]
         plans[src, dst] = _trials(sizes, effort, size)
         counts[src, dst] = effort.tiny_repeats(costs[0][src, dst]), effort.large_repeats(time_us)
     rounds = pack(flows, _things(prober, node_of), _capacity(prober))
@@ -133,7 +136,7 @@ def survey(
 
     if nodes != by_name(prober.hosts):
         # A boundary that no host name speaks of must still be there in the links as finally measured.
-        nodes = find_nodes(prober.hosts, _fitted_costs(fits, ranks))
+        nodes = _nodes(prober, _fitted_costs(fits, ranks))
         node_of = {rank: index for index, node in enumerate(nodes) for rank in node}
     largest_of = {flow: max(trial.bytes for trial in plans[flow][1]) for flow in flows}
     repeats = {flow: count for flow, (_, count) in counts.items()}
@@ -165,6 +168,16 @@ def survey(
         load_us=max([find_load(prober, nodes, 2 * effort.repeats + 5), *shares]),
         concurrent=concurrent and any(len(members) > 1 for members in rounds),
     )
+
+
+def _nodes(prober: Prober, costs: tuple[Array, Array]) -> Partition:
+    """The nodes. Of one host with devices some may not reach each other, which is no boundary between nodes, however
+    much it costs."""
+    return by_name(prober.hosts) if prober.devices is not None else find_nodes(prober.hosts, costs)
+
+
+def _by_device(prober: Prober, flow: Flow) -> bool:
+    return prober.devices is not None and prober.devices.copy(flow)
 
 
 def _fitted_costs(fits: dict[Flow, LinkFit], ranks: int) -> tuple[Array, Array]:
@@ -209,8 +222,11 @@ def _snapped(ports: Sequence[FoundPort], classes: Sequence[LinkClass]) -> list[F
 def _calmed(prober: Prober, fits: dict[Flow, LinkFit]) -> dict[Flow, LinkFit]:
     """The fits, those inside a host with more ranks than cores replaced by their common medians.
 
-    Which two of its ranks sit on one core changes all the time: that difference is not one of links.
+    Which two of its ranks sit on one core changes all the time: that difference is not one of links. Copies of devices
+    do not sit on cores, and which devices are near each other is one.
     """
+    if prober.devices is not None:
+        return dict(fits)
     crowded = {
         host
         for host, cores in zip(prober.hosts, prober.cores, strict=True)
@@ -260,26 +276,27 @@ def _side_by_side(prober: Prober, members: Sequence[Flow], trial: Trial, repeats
 
 def _largest(
     prober: Prober,
-    nodes: Partition,
+    kinds: Mapping[Flow, Kind],
     latency: Array,
     effort: Effort,
     tell: Callable[[str, int, int], None],
-) -> dict[tuple[int, int], tuple[int, float]]:
-    """For each ordered pair of nodes the size that is large enough to show the bandwidth, and its time in us.
+) -> dict[Kind, tuple[int, float]]:
+    """For each kind of flow the size that is large enough to show the bandwidth, and its time in us.
 
-    One pair of ranks stands for all of its pair of nodes.
+    One pair of ranks stands for all of its kind.
     """
-    sizes: dict[tuple[int, int], tuple[int, float]] = {}
-    jobs = [(a, b) for a in range(len(nodes)) for b in range(len(nodes)) if a != b or len(nodes[a]) > 1]
-    for done, (a, b) in enumerate(jobs):
+    sizes: dict[Kind, tuple[int, float]] = {}
+    jobs: dict[Kind, Flow] = {}
+    for flow in sorted(kinds):
+        jobs.setdefault(kinds[flow], flow)
+    for done, (kind, (src, dst)) in enumerate(jobs.items()):
         tell("sizes", done, len(jobs))
-        src, dst = nodes[a][0], next(rank for rank in nodes[b] if rank != nodes[a][0])
         enough = max(effort.enough_us, 8 * latency[src, dst])
         before = 0.0
-        for size in _LADDER:
+        for size in _DEVICE_LADDER if kind[2] else _LADDER:
             times = prober.run(solo(src, dst, [one_message(1, size)], 2)) - 2 * latency[src, dst]
             time = max(float(times.min()), 1.0)
-            sizes[a, b] = size, time
+            sizes[kind] = size, time
             # A token bucket lets the first bytes through for nothing: until four times its burst, doubling the
             # size makes the time more than three times as long, and then the smallest trial exceeds the burst.
             linear = 0 < time <= 3 * before
@@ -305,11 +322,14 @@ def _trials(
 
 
 def _things(prober: Prober, node_of: dict[int, int]) -> Callable[[Flow], list[tuple[str, object]]]:
-    """What a flow occupies: a core at both ends; between nodes the way out of one and into the other."""
+    """What a flow occupies: a core at both ends, and the device where the memory is on one; between nodes the way out
+    of one and into the other."""
 
     def uses(flow: Flow) -> list[tuple[str, object]]:
         src, dst = flow
         things: list[tuple[str, object]] = [("host", prober.hosts[rank]) for rank in flow]
+        if prober.devices is not None:
+            things += [("device", (prober.hosts[rank], prober.devices.names[rank])) for rank in flow]
         if node_of[src] != node_of[dst]:
             things += [("out", node_of[src]), ("in", node_of[dst])]
             # Replies go the other way: they must not queue behind another flow's bytes.

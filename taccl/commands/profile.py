@@ -14,12 +14,10 @@ from taccl.commands.run import RankedCommand, Size
 from taccl.errors import UsageError
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Callable, Sequence
 
+    from taccl.commands.profile_ways import Ways
     from taccl.profiles.measure.codec_fit import CodecFit
-    from taccl.profiles.measure.mpi_prober import MpiProber
-    from taccl.profiles.measure.wires import Wire
     from taccl.runtime.job import Job
 
 _LEAST_BYTES, _MOST_BYTES = 1 << 10, 1 << 28
@@ -60,8 +58,8 @@ class Sizes(click.ParamType):  # type: ignore[type-arg]
     type=click.Choice(["auto", "mpi"]),
     default="auto",
     show_default=True,
-    help="auto takes what `taccl run` takes by itself for host memory: shared memory within nodes, and TCP between "
-    "them, where no node has an RDMA network.",
+    help="auto takes what `taccl run` takes by itself: within nodes shared memory, or CUDA IPC for GPU memory; between "
+    "them TCP for host memory, where no node has an RDMA network.",
 )
 @click.option("--quick", is_flag=True, help="Fewer and smaller messages: seconds instead of a minute.")
 @click.option(
@@ -144,9 +142,11 @@ def command(
 
             found = profile_codecs(job, codecs, dtype, data, topology, output, quick, as_json)
         if topology is None:
-            _measure_links(
-                job, _prober(job, place, transport, deadline), output, quick, sizes, name, as_json, found
-            )
+            from taccl.commands.profile_ways import open_ways
+
+            ways = open_ways(job, place, transport, deadline, max(sizes, default=0))
+            _measure_links(job, ways, output, quick, sizes, name, as_json, found)
+            ways.close()
 
 
 def _check_together(options: dict[str, Any]) -> None:
@@ -183,39 +183,9 @@ def _prepare(job: Job, options: dict[str, Any]) -> str:
     return gpu.choose(device) if device == "cuda" else str(device)
 
 
-def _prober(job: Job, place: str, transport: str, deadline: float) -> MpiProber:
-    import numpy as np
-
-    from taccl.profiles.measure import shm_wire
-    from taccl.profiles.measure.buffers import buffers
-    from taccl.profiles.measure.mpi_prober import ACK, DATA, MpiProber
-    from taccl.runtime import connections, gpu
-    from taccl.runtime.free_memory import available_bytes
-
-    if place == "auto":
-        # All ranks must measure the same kind of memory: the GPU only where every rank has one.
-        mine = np.array([gpu.choose("auto") == "cuda"], np.uint8)
-        place = "cuda" if job.gather_bytes(mine, "the choice of the device").all() else "host"
-    memory = job.together("the choice of the device", lambda: buffers(place, job.board.node_slot))
-    near: dict[int, Wire] = {}
-    made: dict[int, socket.socket] = {}
-    if place == "host" and transport == "auto":
-        found = job.share_memory()
-        # Who cannot read a peer's memory sends long messages otherwise.
-        short = shm_wire.needed_bytes(len(found.sharing[job.rank])) > available_bytes() // 2
-        cannot = np.array([bool(found.no_reading) or short], np.uint8)
-        if not job.gather_bytes(cannot, "the choice of memory").any():
-            near = shm_wire.wires(job, found, (DATA, ACK))
-        made, why = connections.between_nodes(job)
-        if why and job.rank == 0:
-            click.echo(f"taccl: messages between nodes go over MPI: {why}", err=True)
-    with job.waiting("it waits for the other ranks before the measurement"):
-        return MpiProber(job.MPI, job.MPI.COMM_WORLD, memory, deadline, near, made)
-
-
 def _measure_links(
     job: Job,
-    prober: MpiProber,
+    ways: Ways,
     output: str,
     quick: bool,
     sizes: tuple[int, ...],
@@ -230,21 +200,18 @@ def _measure_links(
     from taccl.profiles.measure.result import document, topology
     from taccl.profiles.measure.survey import FULL, QUICK, survey
     from taccl.profiles.profile_file import write_topology
-    from taccl.runtime import mpi
 
+    prober = ways.prober
     if job.rank != 0:
         prober.serve()
         return
-    library, memory = mpi.library(job.MPI), " and ".join(prober.memory)
-    way = f"{library.name} {library.version}"
-    way += ", within nodes through shared memory" if prober.receivers_work else ""
-    way += ", between nodes over TCP" if prober.over_tcp else ""
-    click.echo(f"taccl: measuring {job.ranks} ranks over {way}, {memory}", err=True)
+    way = f"{ways.words}, {ways.memory}"
+    click.echo(f"taccl: measuring {job.ranks} ranks over {way}", err=True)
     warned = warnings(prober.hosts, prober.cores, prober.busy)
     for line in warned:
         click.echo(f"taccl: {line}", err=True)
     found = survey(prober, QUICK if quick else FULL, sizes, _progress())
-    source = f"taccl profile: measured over {way}, {memory}"
+    source = f"taccl profile: measured over {way}"
     result = replace(topology(found, name or "measured", source), codecs=tuple(fit.cost for fit in codecs))
     write_output(output, write_topology(result))
     described = {**document(found, result, codecs), "warnings": warned}

@@ -33,6 +33,7 @@ class LoopbackProber:
         self.hosts = hosts
         self.cores = [64] * len(hosts)
         self.receivers_work = False
+        self.devices = None
         self._alpha_us = alpha_us
         self._beta = beta
         self._ports = ports

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from taccl.profiles.measure.devices import Devices
 from taccl.profiles.measure.probe import Probe, Times, Trial
 
 Flow = tuple[int, int]
@@ -35,6 +36,7 @@ class SimulatedProber:
     load_us: float = 0.0  # what each message adds where several flows run side by side
     host_cores: int = 64
     receivers_work: bool = False
+    devices: Devices | None = None
     seed: int = 0
     probes: list[Probe] = field(default_factory=list)  # all that was asked
     _random: random.Random = field(init=False)

@@ -468,13 +468,15 @@ class ndarray:
     def view(self, dtype):
         return ndarray(self.nbytes // np.dtype(dtype).itemsize, dtype, self.data)
 
-    def set(self, host):
+    def set(self, host, stream=None):
         kept = host.copy()  # pageable memory is copied before the call returns, the device's comes later
-        _put(lambda: self._host().__setitem__(slice(None), kept))
+        with stream or _current[-1]:
+            _put(lambda: self._host().__setitem__(slice(None), kept))
 
-    def get(self, out=None):
+    def get(self, stream=None, out=None):
         out = np.empty(self.size, self.dtype) if out is None else out
-        out[:] = self._now()
+        with stream or _current[-1]:
+            out[:] = self._now()
         return out
 
 
@@ -485,6 +487,12 @@ def empty(elements, dtype=float):
 def zeros(elements, dtype=float):
     made = ndarray(elements, dtype)
     made[:] = 0
+    return made
+
+
+def full(elements, value, dtype=float):
+    made = ndarray(elements, dtype)
+    made[:] = value
     return made
 
 
