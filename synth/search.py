@@ -30,7 +30,6 @@ ALIKE = 1.01
 STEADY = 1.07
 # Otherwise one that bears them better is taken, of those whose time and load are no more than so much longer.
 NEAR = 1.1
-WORD_BYTES = 4  # of the elements that most values have
 # Transfers that seeds may have timed for each second of the limit, counted so that the answer does not depend on the
 # clock.
 TIMED_PER_WALL = 3_000
@@ -177,7 +176,7 @@ class Search:
                 copies[key] = copies_fs(candidate.algorithm(self.topology, self.size_bytes), self.topology)
             return copies[key]
 
-        among = self._right(self._even([self.best, *self.of_engine.values()]))
+        among = self._right([self.best, *self.of_engine.values()])
         limit_fs = NEAR * min(map(self.judged_fs, among), default=0)
         among = [c for c in among if self.judged_fs(c) <= limit_fs]
         usual = self._fewest(among, lambda c: self.judged_fs(c) + copying(c)) or self.best
@@ -185,9 +184,7 @@ class Search:
         if usual.late_fs <= STEADY * usual.time_fs:
             return usual
         near = [c for c in self.steadiest.values() if self.judged_fs(c) <= NEAR * self.judged_fs(usual)]
-        return (
-            self._fewest(self._right(self._even([usual, *near])), lambda c: c.late_fs + copying(c)) or usual
-        )
+        return self._fewest(self._right([usual, *near]), lambda c: c.late_fs + copying(c)) or usual
 
     def _right(self, among: list[Candidate]) -> list[Candidate]:
         """Those that do what they should: not all were looked at when they were found."""
@@ -197,19 +194,12 @@ class Search:
             if not check_algorithm(c.algorithm(self.topology, self.size_bytes), self.topology)
         ]
 
-    def _even(self, among: list[Candidate]) -> list[Candidate]:
-        """Those whose chunks are whole words, where some of them are near to the best: other programs run in memory
-        where chunks have room to spare, and copy all they are given and all they give back."""
-        limit_fs = NEAR * min(map(self.judged_fs, among))
-        even = [c for c in among if c.collective.chunk_bytes(self.size_bytes) % WORD_BYTES == 0]
-        return even if any(self.judged_fs(c) <= limit_fs for c in even) else among
-
     def others(self) -> list[Candidate]:
         """What may be taken instead, where a program cannot be what its schedule is: the best of each engine and
         chunking, or where ranks share cores those that bear late messages best."""
         if not self.topology.load_us:
             return list(self.of_engine.values())
-        return self._even(list(self.steadiest.values())) if self.steadiest else []
+        return list(self.steadiest.values())
 
     def _fewest(self, among: list[Candidate], judged: Callable[[Candidate], int]) -> Candidate | None:
         """Of those that are judged alike, and least, the one of fewest messages; None when there is none."""

@@ -127,13 +127,22 @@ def test_what_makes_programs_copy_is_not_taken_for_a_little_time(name):
 def test_copies_are_those_of_the_program():
     topology = one_host(4)
     for name in ("reducescatter", "allgather", "alltoall"):
-        made = synthesise(Request(topology, name, 16_000_000, time_limit_s=2))
+        made = synthesise(Request(topology, name, 16_000_000, partition=4, time_limit_s=2))
         program = lower_exact(made, topology).program
         copied = [
             sum(step.count for tb in rank.threadblocks for step in tb.steps if step.kind == "cpy")
             for rank in program.gpus
         ]
         assert copies_fs(made, topology) == max(copied) * costs(topology, made.chunk_bytes).holds[0][0][1]
+
+
+def test_chunks_that_are_no_whole_words_are_copied_in_and_out():
+    topology = one_host(4)
+    even, uneven = (
+        synthesise(Request(topology, "broadcast", 16_000_000, engine="direct", partition=k)) for k in (4, 3)
+    )
+    # The root copies all that it gives and all that it gets back.
+    assert copies_fs(uneven, topology) - copies_fs(even, topology) >= 2 * 16 * 100 * 10**9
 
 
 def one_host(ranks):
