@@ -11,7 +11,7 @@ from cluster.simulated import SimulatedProber
 from mpi_jobs import Ended, messages, needs_mpi
 from test_run_devices import HERE, on_double
 
-from taccl.commands.profile_ways import device_path
+from taccl.commands.profile_ways import STAGED, device_path
 from taccl.profiles.measure.devices import LARGEST_BYTES, Devices
 from taccl.profiles.measure.result import topology
 from taccl.profiles.measure.survey import FULL, QUICK, Survey, survey
@@ -162,8 +162,9 @@ class TestOnTheStandIn:
         ended, found = self.profiled(tmp_path, 3, CUPY_DOUBLE_DEVICES=devices, CUPY_DOUBLE_MPS="1")
         assert "GPU 0 memory (CuPy)" in found.source
         assert found.source.endswith("memory (CuPy), CUDA IPC within the node")
-        (said, wrote) = messages(ended)
-        assert said.endswith("memory (CuPy), CUDA IPC within the node") and "wrote" in wrote
+        # A busy machine has more to say.
+        assert any(said.endswith("memory (CuPy), CUDA IPC within the node") for said in messages(ended))
+        assert STAGED not in ended.err
 
     def test_ranks_that_take_turns_on_a_device_are_told(self, tmp_path: Path) -> None:
         ended, _ = self.profiled(tmp_path, 2)
@@ -175,10 +176,10 @@ class TestOnTheStandIn:
         assert (
             "CUDA IPC where devices reach each other, else staged through pinned host memory" in found.source
         )
-        assert messages(ended)[0] == (
+        assert (
             "taccl: messages that do not go by CUDA IPC are staged through pinned host memory, over MPI "
             "(rank 0: rank 1: device memory of another process cannot be opened: cudaError217)"
-        )
+        ) in messages(ended)
 
     @pytest.mark.parametrize(
         ("options", "settings", "why"),
@@ -193,7 +194,7 @@ class TestOnTheStandIn:
     ) -> None:
         ended, found = self.profiled(tmp_path, 2, *options, **settings)
         assert found.source.endswith("GPU 0 memory (CuPy), staged through pinned host memory")
-        assert (why in ended.err) if why else len(messages(ended)) == 2
+        assert why in ended.err and ("messages that do not go by CUDA IPC" in ended.err) is bool(why)
 
     def test_sizes_may_be_longer_than_those_that_are_chosen(self, tmp_path: Path) -> None:
         _, found = self.profiled(tmp_path, 2, "--sizes", "64K,1M,6M")
