@@ -36,6 +36,20 @@ __device__ inline Quad load_quad(const float* from, u32 left, bool whole) {
     return quad;
 }
 
+// Whether a span's quads can be moved 16 bytes at a time.
+__device__ inline bool whole_span(const float* from, u32 left) { return left >= SPAN && (u64)from % 16 == 0; }
+
+// A thread's quads of a span.
+__device__ inline void load_span(Quad* quads, const float* from, u32 left) {
+    u32 lane = threadIdx.x % 32;
+    bool whole = whole_span(from, left);
+#pragma unroll
+    for (u32 q = 0; q < QUADS; q++) {
+        u32 at = 128 * q + 4 * lane;
+        quads[q] = load_quad(from + at, left > at ? left - at : 0, whole);
+    }
+}
+
 template <bool Adds> __device__ inline void store_quad(float* to, Quad quad, u32 left, bool whole) {
     if (Adds) {
         Quad before = load_quad(to, left, whole);
@@ -142,15 +156,10 @@ template <typename C> struct Scaled {
 
     static __device__ u64 encode(const float* from, u32 first, u32 count, u8* out) {
         u32 lane = threadIdx.x % 32, left = count - first, begin = start(count), size = bytes(count);
-        bool whole = left >= SPAN && (u64)(from + first) % 16 == 0;
         u32 stored[BLOCKS];
         u64 sum = 0;
         Quad quads[QUADS];
-#pragma unroll
-        for (u32 q = 0; q < QUADS; q++) {
-            u32 at = 128 * q + 4 * lane;
-            quads[q] = load_quad(from + first + at, left > at ? left - at : 0, whole);
-        }
+        load_span(quads, from + first, left);
 #pragma unroll
         for (u32 block = 0; block < BLOCKS; block++) {
             bool special;
@@ -180,7 +189,7 @@ template <typename C> struct Scaled {
 
     template <bool Adds> static __device__ u64 decode(float* to, u32 first, u32 count, const u8* in) {
         u32 lane = threadIdx.x % 32, left = count - first, begin = start(count), size = bytes(count);
-        bool whole = left >= SPAN && (u64)(to + first) % 16 == 0;
+        bool whole = whole_span(to + first, left);
         u64 sum = 0;
         u32 codes[QUADS];
 #pragma unroll
@@ -212,14 +221,9 @@ struct Halves {
 
     static __device__ u64 encode(const float* from, u32 first, u32 count, u8* out) {
         u32 lane = threadIdx.x % 32, left = count - first, size = bytes(count);
-        bool whole = left >= SPAN && (u64)(from + first) % 16 == 0;
         u64 sum = 0;
         Quad quads[QUADS];
-#pragma unroll
-        for (u32 q = 0; q < QUADS; q++) {
-            u32 at = 128 * q + 4 * lane;
-            quads[q] = load_quad(from + first + at, left > at ? left - at : 0, whole);
-        }
+        load_span(quads, from + first, left);
 #pragma unroll
         for (u32 q = 0; q < QUADS; q++) {
             u32 offset = 2 * (first + 128 * q + 4 * lane);
@@ -233,7 +237,7 @@ struct Halves {
 
     template <bool Adds> static __device__ u64 decode(float* to, u32 first, u32 count, const u8* in) {
         u32 lane = threadIdx.x % 32, left = count - first, size = bytes(count);
-        bool whole = left >= SPAN && (u64)(to + first) % 16 == 0;
+        bool whole = whole_span(to + first, left);
         u64 sum = 0, words[QUADS];
 #pragma unroll
         for (u32 q = 0; q < QUADS; q++) {
