@@ -15,7 +15,7 @@ import numpy as np
 from taccl.errors import EnvironmentProblem
 from taccl.runtime.codecs import Codec, ErrorFeedback
 from taccl.runtime.coded import Coding, coded
-from taccl.runtime.coders import Coder
+from taccl.runtime.coders import Coder, Note
 from taccl.runtime.compile import Plan, compile_ranks, in_rounds
 from taccl.runtime.device_frames import DeviceFrames, DeviceLosses, work_bytes
 from taccl.runtime.dtypes import DType, combiner, divide
@@ -143,8 +143,8 @@ class Bound:
     inside, of (elements, numpy type); None: the array module's own. inside: the type in which the program moves and
     reduces, when it is another than that of the buffers. marks: as in `Executor`. codec, coder: of a coded plan. cuda:
     where buffers and memory are on a device. feedback: of the rank's float32 input to a sum; what it owes is added in
-    each run, and what this rank's coding takes away is what it owes then. The input is not changed. Raises ValueError
-    where values of no known chunk are coded.
+    each run, and what this rank's coding takes away is what it owes then. The input is not changed. notes: as in
+    `Streams`, on a device. Raises ValueError where values of no known chunk are coded.
 
     After the constructor all ranks exchange their transports' offers, and then `connect` makes it ready to run.
     """
@@ -166,6 +166,7 @@ class Bound:
         coder: Coder | None = None,
         cuda: Cuda | None = None,
         feedback: ErrorFeedback | None = None,
+        notes: list[Note] | None = None,
     ) -> None:
         xp = xp if cuda is None else cuda.xp
         self._cuda = cuda
@@ -211,7 +212,7 @@ class Bound:
             else:
                 owes = None if feedback is None else DeviceLosses(feedback, places)
                 frames = DeviceFrames(cuda, plan, sizes, inside, chunk, data, owes)
-        self.executor = Executor(plan, memory, chunk, combine, transport, marks, frames, coder, cuda)
+        self.executor = Executor(plan, memory, chunk, combine, transport, marks, frames, coder, cuda, notes)
 
     @staticmethod
     def _places(collective: Collective, plan: Plan, layout: Layout) -> dict[int, slice]:

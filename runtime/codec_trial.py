@@ -7,24 +7,36 @@ that it is finished, in wall-clock time: that is what the next message waits for
 that share cores, memory or the interpreter's lock is in it. A chunk is coded when the one WINDOW before it has come: so
 coding, decoding and messages mix as in the middle of a collective, at the rate that wire and cores allow. Coded all at
 once, chunks would be coded while all ranks do nothing else, which many that share few cores do slowly.
+
+In GPU memory kernels do the work, on the codec streams of `taccl run --device cuda`, between two events that have a
+time. So what a piece waits for is not in it; that starting kernels takes the host longer than the device is, and what
+streams and ranks take from each other that share a device.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from taccl.runtime.bind import Bound, Buffers, Compiled, compile_program
+from taccl.errors import EnvironmentProblem
+from taccl.runtime import gpu
+from taccl.runtime.bench_settings import Settings
+from taccl.runtime.bind import Bound, Buffers, Compiled, compile_program, internal_bytes
 from taccl.runtime.codecs import Codec
 from taccl.runtime.coded import Coding
+from taccl.runtime.coders import Note
 from taccl.runtime.compile import Operation
+from taccl.runtime.device_memory import DeviceMemory
+from taccl.runtime.device_transport import device_bytes, device_transport
 from taccl.runtime.dtypes import DType
+from taccl.runtime.free_memory import MEMORY_SHARE
 from taccl.runtime.host_transport import host_kind, host_transport
 from taccl.runtime.job import Job, Neighbours
-from taccl.runtime.layout import layout
+from taccl.runtime.layout import Layout, layout
+from taccl.runtime.transport import Transport
 from taccl.synth.collective import Collective, build
 from taccl.synth.program import Program, RankProgram, Step, Threadblock
 
@@ -44,9 +56,17 @@ class TrialTimes:
     wire_bytes: Array
 
 
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """How the ranks of a trial reach each other. settings: of GPU memory; None: the values are in host memory."""
+
+    neighbours: Neighbours
+    settings: Settings | None = None
+
+
 def trial(
     job: Job,
-    neighbours: Neighbours,
+    reach: Reach,
     codec: Codec,
     dtype: DType,
     values: Array,
@@ -60,23 +80,35 @@ def trial(
     codes in one run, within LEAST_CHUNKS and MOST_CHUNKS.
     """
     chunks = min(max(run_bytes // chunk_bytes, LEAST_CHUNKS), MOST_CHUNKS)
-    compiled = _compiled(job, neighbours, codec, chunks)
+    compiled = _compiled(job, reach, codec, chunks)
     elements = chunk_bytes // dtype.bytes
     first = job.rank * len(values) // job.ranks
     mine = np.resize(np.roll(values, -first), chunks * elements)
     shape = layout(compiled.collective, len(mine))
-    notes: list[tuple[int, float, float]] = []
-    coder = job.coder(notes)
-    transport, empty = host_transport(job, compiled, chunk_bytes, neighbours, host_kind(neighbours))
+    notes: list[Note] = []
+    coder = cuda = None
+    if reach.settings is None:
+        coder = job.coder(notes)
+        transport, empty = host_transport(
+            job, compiled, chunk_bytes, reach.neighbours, host_kind(reach.neighbours)
+        )
+        buffers = Buffers(mine, np.zeros_like(mine))
+    else:
+        cuda = gpu.Cuda(gpu.load())
+        transport, empty = _between_devices(
+            job, compiled, shape, reach.neighbours, reach.settings, codec, dtype, cuda
+        )
+        buffers = Buffers(*(cuda.xp.empty(len(mine), dtype.numpy) for _ in range(2)))
+        cuda.upload(buffers.input, mine)
     bound = job.together(
         "the binding of the codec trial",
         lambda: Bound(
-            compiled, job.rank, shape, Buffers(mine, np.zeros_like(mine)), dtype, None, transport,
-            empty=empty, marks=[], codec=codec, coder=coder,
+            compiled, job.rank, shape, buffers, dtype, None, transport, empty=empty, marks=[], codec=codec,
+            coder=coder, cuda=cuda, notes=notes,
         ),
     )  # fmt: skip
     job.connect(bound)
-    kinds = [op.kind for op in compiled.plans[job.rank].operations if op.kind in KINDS]
+    kinds = _kinds(compiled.plans[job.rank].operations, cuda is not None)
     found = np.zeros((repeats, len(KINDS)))
     with np.errstate(all="ignore"):  # sums of the user's values may overflow
         for turn in range(-1, repeats):  # the first run touches pages and opens connections
@@ -89,27 +121,73 @@ def trial(
     sent = bound.executor.coded_bytes()[1] / chunks
     bound.close()
     transport.close()
-    coder.close()
+    if coder is not None:
+        coder.close()
     record = np.append(found.reshape(-1), sent)
+    # Nobody has another rank's memory open any more when all have come here.
     everyone = job.gather_bytes(record.view(np.uint8), "the codec trial").view(np.float64)
     return TrialTimes(everyone[:, :-1].reshape(job.ranks, repeats, len(KINDS)), everyone[:, -1])
 
 
-def _means_us(kinds: list[str], notes: list[tuple[int, float, float]]) -> list[float]:
+def _between_devices(
+    job: Job,
+    compiled: Compiled,
+    shape: Layout,
+    neighbours: Neighbours,
+    settings: Settings,
+    codec: Codec,
+    dtype: DType,
+    cuda: gpu.Cuda,
+) -> tuple[Transport, Callable[[int, Any], Any] | None]:
+    """As `device_transport`. Raises EnvironmentProblem where the device has too little memory."""
+    if neighbours.nccl is not None:  # before the check, because connections take some
+        neighbours.nccl.connect(job, {(source, target) for source, target, _ in compiled.rounds})
+    rooms, _ = device_bytes(compiled, shape, dtype, dtype, settings, neighbours, job.rank, codec)
+    inside = internal_bytes(compiled, job.rank, shape, dtype, None, codec, True)
+    needed = 2 * shape.elements * dtype.bytes + inside + rooms
+    cuda.give_back()
+    job.barrier()  # all ranks of the device have freed what the trial before needed
+    places = list(zip(neighbours.nodes, neighbours.devices, strict=True))
+    ranks, free = places.count(places[job.rank]), cuda.free_bytes()
+
+    def check() -> None:
+        if needed * ranks > free * MEMORY_SHARE:
+            raise EnvironmentProblem(
+                f"chunks of {shape.chunk_elements * dtype.bytes} bytes need {needed} bytes on the device from each of "
+                f"its {ranks} ranks, and {free} are free; use --quick, or fewer ranks"
+            )
+
+    job.together("the check of memory", check)
+    chunk_bytes = shape.chunk_elements * dtype.bytes
+    return device_transport(job, compiled, chunk_bytes, settings, neighbours, cuda, DeviceMemory(cuda))
+
+
+def _kinds(operations: Sequence[Operation], on_device: bool) -> dict[int, str]:
+    """What notes call pieces by: operations on a device, and the pieces one after another elsewhere."""
+    if on_device:
+        return {number: op.kind for number, op in enumerate(operations) if op.kind in KINDS}
+    return dict(enumerate(op.kind for op in operations if op.kind in KINDS))
+
+
+def _means_us(kinds: Mapping[int, str], notes: Sequence[Note]) -> list[float]:
     """The mean time of a piece of each kind, from the notes of one run in the order in which pieces were finished."""
     total = dict.fromkeys(KINDS, 0.0)
     before = 0.0
     for number, given, finished in notes:
         total[kinds[number]] += finished - max(given, before)
         before = finished
-    return [total[kind] / kinds.count(kind) * 1e6 for kind in KINDS]
+    pieces = list(kinds.values())
+    return [total[kind] / pieces.count(kind) * 1e6 for kind in KINDS]
 
 
-def _compiled(job: Job, neighbours: Neighbours, codec: Codec, chunks: int) -> Compiled:
+def _compiled(job: Job, reach: Reach, codec: Codec, chunks: int) -> Compiled:
     """The ring, in which every second decode is an addition, and coding waits for what comes."""
     program, collective = _ring(job.ranks, chunks)
-    coding = Coding(None, codec.lossless)
-    compiled = compile_program(program, collective, False, [job.rank], nodes=neighbours.nodes, coding=coding)
+    coding, neighbours = Coding(None, codec.lossless), reach.neighbours
+    compiled = compile_program(
+        program, collective, False, [job.rank], nodes=neighbours.nodes if reach.settings is None else None,
+        coding=coding, held=None if neighbours.nccl is None else neighbours.apart,
+    )  # fmt: skip
     plan = compiled.plans[job.rank]
     return replace(compiled, plans={job.rank: replace(plan, operations=mixed(plan.operations))})
 

@@ -71,6 +71,10 @@ class Inline:
         return Message(None, None, start)
 
 
+# Of a piece of work its number, and when it could begin and was finished, in seconds of one clock.
+Note = tuple[int, float, float]
+
+
 class CodecPort:
     """A port whose messages are pieces of work, done one whenever it is polled. Close it.
 
@@ -80,7 +84,7 @@ class CodecPort:
 
     idle = None
 
-    def __init__(self, notes: list[tuple[int, float, float]] | None = None) -> None:
+    def __init__(self, notes: list[Note] | None = None) -> None:
         self._notes = notes
         self._made = 0
         self._waiting: list[tuple[int, int, _Piece]] = []
@@ -157,7 +161,7 @@ class CodecPort:
 class CodecThread(CodecPort):
     """The same on a thread of its own."""
 
-    def __init__(self, notes: list[tuple[int, float, float]] | None = None) -> None:
+    def __init__(self, notes: list[Note] | None = None) -> None:
         super().__init__(notes)
         self.busy = 0  # pieces that are with the thread
         self._tasks: queue.SimpleQueue[_Piece | None] = queue.SimpleQueue()

@@ -32,7 +32,7 @@ from typing import Any
 
 from taccl.runtime import native
 from taccl.runtime.actions import Action, Actions
-from taccl.runtime.coders import CodecPort, CodecThread, Coder, Inline, Wanted
+from taccl.runtime.coders import CodecPort, CodecThread, Coder, Inline, Note, Wanted
 from taccl.runtime.compile import Operation, Plan, essential, followers, staged
 from taccl.runtime.device_frames import DeviceFrames
 from taccl.runtime.frames import FrameMemory
@@ -57,7 +57,7 @@ class Executor:
     sends, `connect` the receives. `combine` reduces two arrays into a third, `out`. `marks` gets what the last run did
     when: the operation and the time (perf_counter) of each send's start and of each receive's arrival. frames, coder:
     of a coded plan, its frame memory and what works on it, which on a device is the frame memory itself. cuda: where
-    memory is on a device.
+    memory is on a device. notes: as in `Streams`, there.
     """
 
     def __init__(
@@ -71,12 +71,13 @@ class Executor:
         frames: FrameMemory | DeviceFrames | None = None,
         coder: Coder | None = None,
         cuda: Cuda | None = None,
+        notes: list[Note] | None = None,
     ) -> None:
         self.plan = plan
         self._operations = plan.operations
         self._streams = None
         if isinstance(frames, DeviceFrames) and cuda is not None:
-            self._streams = Streams(cuda, plan.operations, frames.streams, frames.check)
+            self._streams = Streams(cuda, plan.operations, frames.streams, frames.check, notes)
         elif cuda is not None:
             self._streams = Streams(cuda, plan.operations)
         self._frames, self._coder = frames, coder

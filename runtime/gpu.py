@@ -65,14 +65,15 @@ def choose(device: str) -> str:
     return device
 
 
-def check_reductions(types: Iterable[np.dtype[Any]]) -> None:
-    """Raise EnvironmentProblem for a type that CuPy cannot reduce: bfloat16, without ml_dtypes or before CuPy 14."""
+def check_reductions(types: Iterable[np.dtype[Any]], instead: str = "give --accumulate float32") -> None:
+    """Raise EnvironmentProblem for a type that CuPy cannot reduce: bfloat16, without ml_dtypes or before CuPy 14.
+    instead: what a person can do without another CuPy."""
     cupy = load()
     for dtype in types:
         if f"{dtype.char * 2}->{dtype.char}" not in cupy.add.types:
             raise EnvironmentProblem(
-                f"CuPy {cupy.__version__} does not reduce {dtype.name}; give --accumulate float32, or install CuPy 14 "
-                "or later and ml_dtypes"
+                f"CuPy {cupy.__version__} does not reduce {dtype.name}; {instead}, or install CuPy 14 or later and "
+                "ml_dtypes"
             )
 
 
@@ -119,6 +120,14 @@ class Cuda:
     def event(self) -> Any:
         """An event without a time."""
         return self.xp.cuda.Event(disable_timing=True)
+
+    def clock(self) -> Any:
+        """An event with a time."""
+        return self.xp.cuda.Event()
+
+    def between_s(self, first: Any, last: Any) -> float:
+        """The time between two events of `clock` that have come."""
+        return float(self.xp.cuda.get_elapsed_time(first, last)) / 1e3
 
     def done(self, event: Any) -> bool:
         """Whether the event, as it was last recorded, has come. Raises RunFailed when work on the device failed."""

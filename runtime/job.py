@@ -25,7 +25,7 @@ from taccl.entry import heed, interrupt
 from taccl.errors import EnvironmentProblem, RunFailed, TacclError
 from taccl.runtime import mpi, process_memory, shared, watchdog
 from taccl.runtime.bind import Bound
-from taccl.runtime.coders import CodecPort, CodecThread, Pauses
+from taccl.runtime.coders import CodecPort, CodecThread, Note, Pauses
 from taccl.runtime.guard import Guard
 from taccl.synth.program import Program
 
@@ -399,7 +399,7 @@ class Job:
             sleeper.forget()
         bound.finish()
 
-    def coder(self, notes: list[tuple[int, float, float]] | None = None) -> CodecPort:
+    def coder(self, notes: list[Note] | None = None) -> CodecPort:
         """What codes for this rank. notes: as in `CodecPort`. Close it."""
         return CodecThread(notes) if self._two_cores else CodecPort(notes)
 

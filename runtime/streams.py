@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from taccl.runtime.coders import Note
 from taccl.runtime.compile import Operation
 from taccl.runtime.gpu import Cuda, address
 from taccl.runtime.transport import Message
@@ -88,10 +89,44 @@ class Lane:
         self.event.record(self.stream)
 
 
+class _Pieces:
+    """When the work of operations on frames is done, in seconds of the device's clock, from the beginning of a run."""
+
+    def __init__(self, cuda: Cuda, notes: list[Note]) -> None:
+        self._cuda, self._notes = cuda, notes
+        self._zero = cuda.clock()
+        self._ends: dict[int, tuple[Any, Any]] = {}
+
+    def begin(self) -> None:
+        """A run begins, on the current stream."""
+        self._zero.record()
+
+    def around(self, number: int, stream: Any, put: Action) -> Action:
+        """What puts the work on its stream between two events."""
+        first, last = self._ends[number] = self._cuda.clock(), self._cuda.clock()
+
+        def timed() -> None:
+            first.record(stream)
+            put()
+            last.record(stream)
+
+        return timed
+
+    def read(self) -> None:
+        """Note all work of a run that is over, in the order in which it was done."""
+        between = self._cuda.between_s
+        found = [
+            (number, between(self._zero, first), between(self._zero, last))
+            for number, (first, last) in self._ends.items()
+        ]
+        self._notes += sorted(found, key=lambda note: note[2])
+
+
 class Streams:
     """The lanes of a plan's operations; a port too: of the message by which a run waits for the device.
 
-    coders: of operations on frames their codec streams. check: as of a lane.
+    coders: of operations on frames their codec streams. check: as of a lane. notes: gets one of each of these
+    operations when a run is over.
     """
 
     idle = None
@@ -102,9 +137,11 @@ class Streams:
         operations: Sequence[Operation],
         coders: Mapping[int, int] | None = None,
         check: Action | None = None,
+        notes: list[Note] | None = None,
     ) -> None:
         self.cuda, self._check = cuda, check
-        coders = coders or {}
+        self._coded = coders = coders or {}
+        self._pieces = None if notes is None else _Pieces(cuda, notes)
         self._streams = {tb: cuda.stream() for tb in sorted({op.threadblock for op in operations})}
         coding = {
             one: cuda.stream(None if one == CODERS - 1 else URGENT) for one in sorted(set(coders.values()))
@@ -142,6 +179,8 @@ class Streams:
     def begin(self) -> None:
         """A run begins: it comes after what is on the current stream."""
         self._root.event.record()
+        if self._pieces is not None:
+            self._pieces.begin()
 
     def copy(self, number: int, target: Any, source: Any) -> Action:
         """What puts a copy between two arrays on the operation's stream."""
@@ -169,6 +208,8 @@ class Streams:
         """What puts work on the operation's stream, in its order. then: is called when the work is done."""
         lane = self.lanes[number]
         lane.awaited |= then is not None
+        if self._pieces is not None and number in self._coded:
+            put = self._pieces.around(number, lane.stream, put)
 
         def start() -> None:
             lane.order(lane.stream)
@@ -201,6 +242,8 @@ class Streams:
                 over = not self._after and all(done(event) for event, _ in self._ends)
                 if over and self._check is not None:
                     self._check()
+                if over and self._pieces is not None:
+                    self._pieces.read()
                 return (place,) if over else None
         return None
 

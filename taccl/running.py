@@ -75,20 +75,15 @@ def _check_names(collective: Iterable[str]) -> None:
 def _reach(job: Job, there: bool) -> tuple[Settings, Neighbours]:
     """How device memory travels, as `taccl run` finds it. there: whether this rank's arrays are on a device. Raises
     UsageError, on all ranks, where some are not."""
-    from taccl.commands.run_prepare import with_transport
+    from taccl.commands.run_devices import reach_devices
     from taccl.errors import UsageError
-    from taccl.runtime.bench_settings import Settings
 
     def check() -> None:
         if not there:
             raise UsageError("the arrays of other ranks are on a device, and those of this one are not")
 
     job.together("the check of the arrays", check)
-    nothing = Settings(
-        (), (), (), (), 0, 0, 0, device="cuda", transport="auto", buffers="private", pace=True, turns=True,
-        accumulate="type", reference=False,
-    )  # fmt: skip
-    return with_transport(job, nothing)
+    return reach_devices(job)
 
 
 def _prepare(job: Job, options: dict[str, Any]) -> tuple[Loaded, str | None, Codec | None, str]:

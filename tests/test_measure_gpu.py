@@ -40,3 +40,16 @@ def test_links_within_a_node_are_those_of_cuda_ipc(tmp_path: Path) -> None:
 def test_staged_messages_are_measured_when_asked_for(tmp_path: Path) -> None:
     found = profiled(tmp_path, "--transport", "mpi")
     assert "staged through pinned host memory" in found.source and "CUDA IPC" not in found.source
+
+
+def test_codecs_are_measured_where_kernels_do_the_work(tmp_path: Path) -> None:
+    """Where processes take turns on a device, a turn may be in a piece."""
+    costs = {cost.codec: cost for cost in profiled(tmp_path, "--codecs", "q8,xw").codecs}
+    assert all("in GPU memory" in cost.source for cost in costs.values())
+    assert float(costs["q8"].ratio) == pytest.approx(3.938, abs=0.002)
+    for cost in costs.values():
+        for alpha, beta in (
+            (cost.encode_alpha_us, cost.encode_beta_us_per_mb),
+            (cost.decode_alpha_us, cost.decode_beta_us_per_mb),
+        ):
+            assert 1 < alpha + 64 * beta < 10_000

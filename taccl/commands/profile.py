@@ -127,6 +127,7 @@ def command(
     Rank 0 writes the profile. Leave the machine alone meanwhile: what runs beside is measured too. With --codecs the
     ranks also code messages as `taccl run --codec` does, so that the profile says what that costs and gains.
     """
+    from taccl.commands.profile_ways import agreed_place
     from taccl.runtime.job import Job
 
     _check_together(click.get_current_context().params)
@@ -136,11 +137,12 @@ def command(
         )
         same = (place, transport, output, quick, sizes, name, deadline, codecs is None, as_json)
         job.agree_on(hashlib.sha256(repr(same).encode()).digest(), "measurement")
+        place = agreed_place(job, place)
         found: Sequence[CodecFit] = ()
         if codecs is not None:
             from taccl.commands.profile_codecs import profile_codecs
 
-            found = profile_codecs(job, codecs, dtype, data, topology, output, quick, as_json)
+            found = profile_codecs(job, codecs, dtype, data, topology, output, quick, as_json, place)
         if topology is None:
             from taccl.commands.profile_ways import open_ways
 
@@ -154,8 +156,6 @@ def _check_together(options: dict[str, Any]) -> None:
     coding = options["codecs"] is not None
     if options["as_json"] and options["output"] == "-":
         raise click.UsageError("--json and -o - both want stdout; name a file for the profile")
-    if coding and options["device"] == "cuda":
-        raise click.UsageError("--codecs work in host memory; leave out --device cuda")
     links = options["sizes"] or options["name"] is not None or options["transport"] != "auto"
     if coding and options["topology"] is not None and links:
         raise click.UsageError(
@@ -178,7 +178,8 @@ def _prepare(job: Job, options: dict[str, Any]) -> str:
         )
     if job.rank == 0:
         check_output(output)
-    if coding:
+    # What has no kernel is measured where `taccl run` then codes.
+    if device == "auto" and coding and "zstd" in str(options["codecs"]).split(","):
         return "host"
     return gpu.choose(device) if device == "cuda" else str(device)
 

@@ -12,10 +12,12 @@ import click
 
 from taccl.commands.options import print_json, write_output
 from taccl.commands.run_data import read_data
+from taccl.commands.run_report import say_shared_devices
 from taccl.errors import EnvironmentProblem, UsageError
 
 if TYPE_CHECKING:
     from taccl.profiles.measure.codec_fit import CodecFit
+    from taccl.runtime.codec_trial import Reach
     from taccl.runtime.codecs import Codec
     from taccl.runtime.dtypes import DType
     from taccl.runtime.job import Job
@@ -35,6 +37,9 @@ class Effort:
 
 QUICK = Effort((64 << 10, 256 << 10, 1 << 20), 4 << 20, 3)
 FULL = Effort((64 << 10, 256 << 10, 1 << 20, 4 << 20), 16 << 20, 7)
+# A device wants many tiles at once, and codes one in the time of hundreds.
+DEVICE_QUICK = Effort((1 << 20, 4 << 20, 16 << 20), 64 << 20, 3)
+DEVICE_FULL = Effort((1 << 20, 4 << 20, 16 << 20, 64 << 20), 64 << 20, 7)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +62,14 @@ def profile_codecs(
     output: str,
     quick: bool,
     as_json: bool,
+    place: str = "host",
 ) -> list[CodecFit]:
-    """Measure codecs on every rank, and write the given topology with them, if there is one."""
+    """Measure codecs on every rank, and write the given topology with them, if there is one. place: "host" or "cuda",
+    where the values are."""
 
     def prepare() -> tuple[Request, str]:
-        return request(names, dtypes, data), "" if topology is None else _profile_text(topology, job.ranks)
+        asked = request(names, dtypes, data, place == "cuda")
+        return asked, "" if topology is None else _profile_text(topology, job.ranks)
 
     asked, text = job.together("the reading of the options", prepare)
     same = ([(codec.name, dtype.name) for codec, dtype in asked.pairs], asked.digest, text, topology is None)
@@ -72,9 +80,14 @@ def profile_codecs(
     if job.rank == 0:
         for line in asked.left_out:
             click.echo(f"taccl: {line}", err=True)
-    found = measure(job, asked, quick)
+    reach = _reach(job, place)
+    if place == "cuda" and topology is not None:  # otherwise it is said where links are measured
+        say_shared_devices(job, reach.neighbours)
+    found = measure(job, asked, quick, reach)
     if job.rank == 0:
-        for line in warnings(found, job.board.node_ranks, job.board.node_cores):
+        # Kernels need no core of their own.
+        cores = job.board.node_cores if place == "host" else job.board.node_ranks
+        for line in warnings(found, job.board.node_ranks, cores):
             click.echo(f"taccl: {line}", err=True)
     if topology is not None:
         job.together(
@@ -84,9 +97,12 @@ def profile_codecs(
     return found
 
 
-def request(names: str, dtypes: str | None, data: str | None) -> Request:
-    """What the options ask for. Raises UsageError, InvalidInput for the file, EnvironmentProblem without a package."""
+def request(names: str, dtypes: str | None, data: str | None, on_device: bool = False) -> Request:
+    """What the options ask for. Raises UsageError, InvalidInput for the file, EnvironmentProblem without a package, or
+    where CuPy cannot add values of a type."""
+    from taccl.runtime import gpu
     from taccl.runtime.codecs import CODECS, zstd
+    from taccl.runtime.codecs.device import WITHOUT_KERNEL
     from taccl.runtime.codecs.samples import synthetic
     from taccl.runtime.dtypes import select_dtypes
 
@@ -97,6 +113,12 @@ def request(names: str, dtypes: str | None, data: str | None) -> Request:
     for name in chosen:
         if name not in every:
             raise UsageError(f"--codecs {name!r}: unknown; known: {', '.join(every)}, all")
+    for name in WITHOUT_KERNEL if on_device else ():
+        if name in chosen and names != "all":
+            raise UsageError(f"--codecs {name}: {name} has no kernel; leave it out, or give --device host")
+        if name in chosen:
+            chosen.remove(name)
+            left_out.append(f"{name} has no kernel: left out")
     if "zstd" in chosen:
         try:
             zstd.load()
@@ -115,6 +137,8 @@ def request(names: str, dtypes: str | None, data: str | None) -> Request:
     if not pairs:
         raise UsageError(f"--codecs: nothing to measure: {'; '.join(left_out)}")
     used = list({dtype.name: dtype for _, dtype in pairs}.values())
+    if on_device:
+        gpu.check_reductions((dtype.numpy for dtype in used), "leave it out of --dtype")
     given = read_data(data, used)
     if given is not None:
         values, origin, digest = dict(given.values), Path(str(data)).name, given.digest
@@ -129,24 +153,38 @@ def request(names: str, dtypes: str | None, data: str | None) -> Request:
     return Request(tuple(pairs), values, origin, digest, tuple(left_out))
 
 
-def measure(job: Job, asked: Request, quick: bool) -> list[CodecFit]:
+def _reach(job: Job, place: str) -> Reach:
+    """How ranks reach each other's memory in a run, of the kind that `place` says; collective."""
+    from taccl.commands.run_devices import reach_devices
+    from taccl.runtime import gpu
+    from taccl.runtime.codec_trial import Reach
+
+    if place == "host":
+        return Reach(job.reach_nodes(job.share_memory()))
+    job.together("the choice of the device", lambda: gpu.select(job.board.node_slot))
+    settings, neighbours = reach_devices(job)
+    return Reach(neighbours, settings)
+
+
+def measure(job: Job, asked: Request, quick: bool, reach: Reach) -> list[CodecFit]:
     """What was found, in order of codec and type, the same on every rank; collective."""
     import numpy as np
 
     from taccl.profiles.measure.codec_fit import CodecTimes, fit_codec
     from taccl.runtime.codec_trial import trial
 
-    neighbours = job.reach_nodes(job.share_memory())
+    neighbours, on_device = reach.neighbours, reach.settings is not None
+    efforts = (DEVICE_FULL, DEVICE_QUICK) if on_device else (FULL, QUICK)
+    there = " in GPU memory" if on_device else ""
     nodes = len(set(neighbours.nodes))
-    source = f"{asked.origin}, {job.ranks} ranks on {nodes} node{'s' if nodes > 1 else ''}"
-    effort = QUICK if quick else FULL
+    source = f"{asked.origin}{there}, {job.ranks} ranks on {nodes} node{'s' if nodes > 1 else ''}"
+    effort = efforts[quick]
     sizes = effort.chunk_bytes
     found = []
     for codec, dtype in sorted(asked.pairs, key=lambda pair: (pair[0].name, pair[1].name)):
         values = asked.values[dtype.name]
         trials = [
-            trial(job, neighbours, codec, dtype, values, size, effort.run_bytes, effort.repeats)
-            for size in sizes
+            trial(job, reach, codec, dtype, values, size, effort.run_bytes, effort.repeats) for size in sizes
         ]
         times = CodecTimes(
             codec.name, dtype.name, codec.lossless, source, neighbours.nodes, sizes,
@@ -154,6 +192,8 @@ def measure(job: Job, asked: Request, quick: bool) -> list[CodecFit]:
             np.stack([one.wire_bytes for one in trials], axis=1),
         )  # fmt: skip
         found.append(fit_codec(times))
+    if neighbours.nccl is not None:
+        neighbours.nccl.close(job)
     return found
 
 

@@ -36,21 +36,27 @@ class Ways:
             self._near.close()
 
 
+def agreed_place(job: Job, place: str) -> str:
+    """The memory that all ranks measure, "cuda" of "auto" only where every rank has a GPU; collective."""
+    import numpy as np
+
+    from taccl.runtime import gpu
+
+    if place != "auto":
+        return place
+    mine = np.array([gpu.choose("auto") == "cuda"], np.uint8)
+    return "cuda" if job.gather_bytes(mine, "the choice of the device").all() else "host"
+
+
 def open_ways(job: Job, place: str, transport: str, deadline: float, largest_bytes: int) -> Ways:
-    """Connect the ranks; collective. place: "host", "cuda", or "auto" of ranks that do not know it yet.
+    """Connect the ranks; collective. place: as `agreed_place` gives it.
 
     largest_bytes: of the longest message that is asked for; 0 where the measurement chooses.
     """
-    import numpy as np
-
     from taccl.profiles.measure.buffers import buffers
     from taccl.profiles.measure.mpi_prober import MpiProber
-    from taccl.runtime import gpu, mpi
+    from taccl.runtime import mpi
 
-    if place == "auto":
-        # All ranks must measure the same kind of memory: the GPU only where every rank has one.
-        mine = np.array([gpu.choose("auto") == "cuda"], np.uint8)
-        place = "cuda" if job.gather_bytes(mine, "the choice of the device").all() else "host"
     memory = job.together("the choice of the device", lambda: buffers(place, job.board.node_slot))
     near: dict[int, Wire] = {}
     made: dict[int, socket.socket] = {}

@@ -56,6 +56,17 @@ def on_devices(job: Job, settings: Settings) -> tuple[Settings, Neighbours]:
     return replace(settings, transport=near if reached else others, others=others), found
 
 
+def reach_devices(job: Job) -> tuple[Settings, Neighbours]:
+    """How device memory travels by itself where nothing is asked for (collective)."""
+    from taccl.runtime.bench_settings import Settings
+
+    nothing = Settings(
+        (), (), (), (), 0, 0, 0, device="cuda", transport="auto", buffers="private", pace=True, turns=True,
+        accumulate="type", reference=False,
+    )  # fmt: skip
+    return on_devices(job, nothing)
+
+
 def _with_pinned(job: Job, cuda: Cuda, found: Neighbours, host: Neighbours) -> Neighbours:
     """Ranks of a node that have no better way, and exchange data through pinned shared memory."""
     from taccl.runtime.staged_trial import share_pinned

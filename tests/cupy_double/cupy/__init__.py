@@ -67,7 +67,7 @@ class _Mark:
     """A place in a stream that an event was recorded at."""
 
     def __init__(self, queue):
-        self.queue, self.come = queue, False
+        self.queue, self.come, self.came_s = queue, False, 0.0
 
 
 class Kernel:
@@ -90,7 +90,7 @@ def _do_first(queue):
         return
     item = queue.popleft()
     if isinstance(item, _Mark):
-        item.come = True
+        item.come, item.came_s = True, time.perf_counter()
     elif not isinstance(item, tuple | Kernel):  # a wait that is over
         with np.errstate(all="ignore"):
             item()
@@ -150,7 +150,7 @@ _events = weakref.WeakValueDictionary()
 
 class Event:
     def __init__(self, block=False, disable_timing=False, interprocess=False):
-        self._mark = None
+        self._mark, self._timed = None, not disable_timing
         self.ptr = id(self)
         _events[self.ptr] = self
 
@@ -159,6 +159,12 @@ class Event:
         self._mark = _Mark(queue)
         queue.append(self._mark)
         _go_on()
+
+
+def get_elapsed_time(start, end):
+    """In ms, of two events with a time that have come; CUDA refuses others."""
+    assert start._timed and end._timed and start._mark.come and end._mark.come
+    return (end._mark.came_s - start._mark.came_s) * 1e3
 
 
 def _event_query(event):
@@ -350,6 +356,7 @@ runtime = types.SimpleNamespace(
 cuda = types.SimpleNamespace(
     Device=Device,
     Event=Event,
+    get_elapsed_time=get_elapsed_time,
     MemoryPointer=MemoryPointer,
     Stream=Stream,
     UnownedMemory=UnownedMemory,
