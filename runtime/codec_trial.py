@@ -15,7 +15,7 @@ streams and ranks take from each other that share a device.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -83,8 +83,11 @@ def trial(
     compiled = _compiled(job, reach, codec, chunks)
     elements = chunk_bytes // dtype.bytes
     first = job.rank * len(values) // job.ranks
-    mine = np.resize(np.roll(values, -first), chunks * elements)
-    shape = layout(compiled.collective, len(mine))
+    shape = layout(compiled.collective, chunks * elements)
+
+    def mine() -> Array:
+        return np.resize(np.roll(values, -first), chunks * elements)
+
     notes: list[Note] = []
     coder = cuda = None
     if reach.settings is None:
@@ -92,14 +95,14 @@ def trial(
         transport, empty = host_transport(
             job, compiled, chunk_bytes, reach.neighbours, host_kind(reach.neighbours)
         )
-        buffers = Buffers(mine, np.zeros_like(mine))
+        buffers = Buffers(mine(), np.zeros(chunks * elements, dtype.numpy))
     else:
         cuda = gpu.Cuda(gpu.load())
         transport, empty = _between_devices(
             job, compiled, shape, reach.neighbours, reach.settings, codec, dtype, cuda
         )
-        buffers = Buffers(*(cuda.xp.empty(len(mine), dtype.numpy) for _ in range(2)))
-        cuda.upload(buffers.input, mine)
+        buffers = Buffers(*(cuda.xp.empty(chunks * elements, dtype.numpy) for _ in range(2)))
+        cuda.upload(buffers.input, mine())
     bound = job.together(
         "the binding of the codec trial",
         lambda: Bound(
@@ -108,7 +111,8 @@ def trial(
         ),
     )  # fmt: skip
     job.connect(bound)
-    kinds = _kinds(compiled.plans[job.rank].operations, cuda is not None)
+    operations = compiled.plans[job.rank].operations
+    means = _means_us if cuda is None else _means_on_device_us
     found = np.zeros((repeats, len(KINDS)))
     with np.errstate(all="ignore"):  # sums of the user's values may overflow
         for turn in range(-1, repeats):  # the first run touches pages and opens connections
@@ -117,7 +121,7 @@ def trial(
             job.barrier()
             job.run(bound)
             if turn >= 0:
-                found[turn] = _means_us(kinds, notes)
+                found[turn] = means(operations, notes)
     sent = bound.executor.coded_bytes()[1] / chunks
     bound.close()
     transport.close()
@@ -154,7 +158,7 @@ def _between_devices(
         if needed * ranks > free * MEMORY_SHARE:
             raise EnvironmentProblem(
                 f"chunks of {shape.chunk_elements * dtype.bytes} bytes need {needed} bytes on the device from each of "
-                f"its {ranks} ranks, and {free} are free; use --quick, or fewer ranks"
+                f"its {ranks} ranks, and {free} are free; --quick needs a quarter, --device host none"
             )
 
     job.together("the check of memory", check)
@@ -162,22 +166,33 @@ def _between_devices(
     return device_transport(job, compiled, chunk_bytes, settings, neighbours, cuda, DeviceMemory(cuda))
 
 
-def _kinds(operations: Sequence[Operation], on_device: bool) -> dict[int, str]:
-    """What notes call pieces by: operations on a device, and the pieces one after another elsewhere."""
-    if on_device:
-        return {number: op.kind for number, op in enumerate(operations) if op.kind in KINDS}
-    return dict(enumerate(op.kind for op in operations if op.kind in KINDS))
-
-
-def _means_us(kinds: Mapping[int, str], notes: Sequence[Note]) -> list[float]:
-    """The mean time of a piece of each kind, from the notes of one run in the order in which pieces were finished."""
+def _means_us(operations: Sequence[Operation], notes: Sequence[Note]) -> list[float]:
+    """The mean time of a piece of each kind, from the notes of one run in the order in which pieces were finished. They
+    are numbered among each other, and one is done after another."""
+    kinds = [op.kind for op in operations if op.kind in KINDS]
     total = dict.fromkeys(KINDS, 0.0)
     before = 0.0
     for number, given, finished in notes:
         total[kinds[number]] += finished - max(given, before)
         before = finished
-    pieces = list(kinds.values())
-    return [total[kind] / pieces.count(kind) * 1e6 for kind in KINDS]
+    return [total[kind] / kinds.count(kind) * 1e6 for kind in KINDS]
+
+
+def _means_on_device_us(operations: Sequence[Operation], notes: Sequence[Note]) -> list[float]:
+    """As `_means_us`, of notes that have the numbers of operations. Pieces overlap: of one that others were under way
+    with what they have not counted yet."""
+    kinds = [op.kind for op in operations]
+    total = dict.fromkeys(kinds, 0.0)
+    counted: list[tuple[float, float]] = []  # spans, apart from each other
+    for number, given, finished in notes:
+        took, first = finished - given, given
+        while counted and counted[-1][1] > given:
+            begin, end = counted.pop()
+            took -= end - max(begin, given)
+            first = min(first, begin)
+        counted.append((first, finished))
+        total[kinds[number]] += took
+    return [total[kind] / kinds.count(kind) * 1e6 for kind in KINDS]
 
 
 def _compiled(job: Job, reach: Reach, codec: Codec, chunks: int) -> Compiled:

@@ -11,11 +11,8 @@ waits for (a receive into memory that the later send still reads lets the peer g
 few polls, all outstanding messages are polled. Sends that no operation waits for are polled at the end only, when all
 messages go one way.
 
-Short messages of one node need none of this. Where every message of the job is finished for its sender when it is sent
-(`Transport.buffered`), each rank does its operations in the order of the trace. That order is one for all ranks, and
-in it each message is sent before it is received; so the first operation that is not done can always be done.
-
-Where all messages of a rank go through the memory of its node and taccl's compiled code is there, that has the loop
+Short messages of one node need none of this: they are done in the order of the trace (`runtime/in_order.py`). Where all
+messages of a rank go through the memory of its node and taccl's compiled code is there, that has the loop
 (`runtime/native_run.py`).
 
 On a device local operations are put on streams (`runtime/streams.py`), and one more operation ends the run: it waits
@@ -25,29 +22,25 @@ until all streams are done.
 from __future__ import annotations
 
 import os
-import time
 from bisect import insort
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from taccl.runtime import native
-from taccl.runtime.actions import Action, Actions
-from taccl.runtime.coders import CodecPort, CodecThread, Coder, Inline, Note, Wanted
+from taccl.runtime.actions import Actions
+from taccl.runtime.coders import CodecPort, CodecThread, Coder, Inline, Note
 from taccl.runtime.compile import Operation, Plan, essential, followers, staged
 from taccl.runtime.device_frames import DeviceFrames
 from taccl.runtime.frames import FrameMemory
 from taccl.runtime.gpu import Cuda
+from taccl.runtime.in_order import InOrder
 from taccl.runtime.native_run import NativeRun
-from taccl.runtime.streams import CODING, PASSED, SETTLED, WORK, Lane, Streams
+from taccl.runtime.pieces import pieces
+from taccl.runtime.scripts import NO_LINES, lay_lines, write_scripts
+from taccl.runtime.streams import PASSED, SETTLED, WORK, Lane, Streams
 from taccl.runtime.transport import Message, Port, Transport
 
 PATIENCE = 16  # polls without success before all outstanding messages are polled
-
-# What to call, the polled messages that it starts, operations with one predecessor less, how many are finished.
-Script = tuple[tuple[Action, ...], tuple[int, ...], tuple[int, ...], int]
-
-# What tells whether a message has arrived, its operation, and what to call then.
-Step = tuple[Callable[[], bool], int, list[Action]]
 
 
 class Executor:
@@ -84,13 +77,13 @@ class Executor:
         self._sized = frames is not None and frames.sizes.sized
         self.transport = transport
         self._left = 0
-        self._native: NativeRun | None = None
+        self._loop: NativeRun | InOrder | None = None  # that has the runs in place of the one below
         self._chunk, self._combine = chunk_elements, combine
         self._marks = marks
         self._messages: dict[int, Message] = {}
         self._actions = Actions(plan, memory, chunk_elements, combine, self._messages, frames, self._streams)
         self._closed = ""  # what the beginning of the run waits for
-        self._lines: list[list[int]] = []
+        self._lines, self._all_lines = NO_LINES, list[list[int]]()
         self._late: list[tuple[Port, list[int]]] = []
         for number, op in enumerate(plan.operations):
             if op.kind == "send":
@@ -127,22 +120,36 @@ class Executor:
         told = {number: message.native for number, message in self._messages.items()}
         plain = self._frames is None and self._streams is None
         if plain and told and all(told.values()) and native.library() is not None:
-            self._native = NativeRun(self.plan, self._messages, self._actions, self._combine, self._marks)
+            self._loop = NativeRun(self.plan, self._messages, self._actions, self._combine, self._marks)
             return
         in_order = self.transport.buffered and self._marks is None
         if isinstance(self._frames, FrameMemory):
-            self._bind_codec(self._frames, in_order)
-        self._steps = self._write_steps() if in_order else []
-        if self._steps:
-            self._run = self._in_order()
+            assert self._coder is not None
+            if in_order:  # pieces are done where they stand
+                self._coder = Inline()
+            self._messages |= pieces(
+                self.plan,
+                self._messages,
+                self._frames,
+                self._actions,
+                self._chunk,
+                self._combine,
+                self._coder,
+            )
+        if in_order:
+            self._loop = InOrder(self.plan, self._messages, self._actions)
             return
         if self._streams is not None:
             self._order_streams(self._streams)
         needed = essential(self._operations)
         found = followers(needed)
         self._counts = [len(before) for before in needed]
-        self._lay_lines([bool(later) for later in found])
-        self._write_scripts(needed, found)
+        self._lines = lay_lines(self._operations, self._messages, [bool(later) for later in found])
+        self._all_lines = [line for *_, lines in self._lines.groups for line in lines]
+        self._late_count = sum(len(numbers) for _, numbers in self._lines.late)
+        self._scripts = write_scripts(
+            self._operations, self._messages, self._actions, needed, found, self._lines.is_late, self._marks
+        )
         self._missing: list[int] = []
         self._ready: list[int] = []
         self._waited = 0  # operations left, of those that are not late sends
@@ -166,178 +173,12 @@ class Executor:
         self._operations = (*operations, Operation("end", None, None, None, -1, 0, -1, -1, -1, last))
         messages[len(operations)] = streams.last()
 
-    def _bind_codec(self, frames: FrameMemory, in_order: bool) -> None:
-        """Make pieces of work of the operations on frames. in_order: they are done where they stand."""
-        assert self._coder is not None
-        operations = self.plan.operations
-        coder = Inline() if in_order else self._coder
-        self._coder = coder
-        awaited = {before for op in operations for before in op.predecessors}
-        leads: set[int] = set()  # to messages of frames
-        for number in reversed(range(len(operations))):
-            if number in leads or (operations[number].kind == "send" and operations[number].frames):
-                leads.update(operations[number].predecessors)
-        wanted = self._wanted()
-        for number, op in enumerate(operations):
-            if op.kind in CODING:
-                work = frames.work(op, self._actions.view, self._chunk, self._combine)
-                turn = 0 if number in leads else 1 if number in awaited else 2
-                self._messages[number] = coder.message(work, turn, wanted[number])
-
-    def _wanted(self) -> list[Wanted]:
-        """Of each operation that only messages wait for, which say whether they are wanted now, what asks them."""
-        operations = self.plan.operations
-        asks: list[dict[Callable[[], bool], None] | None] = [{} for _ in operations]
-        for number in reversed(range(len(operations))):
-            op, mine = operations[number], asks[number]
-            if op.kind == "send":
-                wants = self._messages[number].wanted
-                mine = None if wants is None else {wants: None}
-            elif op.kind != "pack":
-                mine = None
-            for before in op.predecessors:
-                known = asks[before]
-                asks[before] = None if known is None or mine is None else known | mine
-        return [
-            tuple(found) if found and op.kind == "encode" else ()
-            for found, op in zip(asks, operations, strict=True)
-        ]
-
-    def _write_scripts(self, needed: Sequence[Sequence[int]], found: Sequence[Sequence[int]]) -> None:
-        """The script of the beginning of operation n is at n, that of the arrival of message n at ~n."""
-        operations, messages = self._operations, self._messages
-
-        def messages_first(numbers: Sequence[int]) -> list[int]:
-            return sorted(numbers, key=lambda n: (n not in messages, n))
-
-        def script(begin: Sequence[int], arrived: int | None = None) -> Script:
-            actions: list[Action] = []
-            started: list[int] = []
-            nearer: list[int] = []
-            finished = 0
-            stack = messages_first(begin)[::-1]
-
-            def finish(number: int) -> None:
-                nonlocal finished
-                finished += 1
-                alone = [later for later in found[number] if len(needed[later]) == 1]
-                stack.extend(messages_first(alone)[::-1])
-                nearer.extend(later for later in found[number] if len(needed[later]) > 1)
-
-            if arrived is not None:
-                if self._marks is not None and operations[arrived].kind == "recv":
-                    actions.append(self._mark(arrived))
-                if (action := self._actions.arrival(arrived, operations[arrived])) is not None:
-                    actions.append(action)
-                finish(arrived)
-            while stack:
-                number = stack.pop()
-                action = self._actions.beginning(number, operations[number])
-                if self._marks is not None and operations[number].kind == "send":
-                    actions.append(self._mark(number))
-                if action is not None:
-                    actions.append(action)
-                if number not in messages or messages[number].port is None:
-                    finish(number)
-                elif not self._is_late[number]:
-                    started.append(number)
-            return tuple(actions), tuple(started), tuple(nearer), finished
-
-        nothing: Script = ((), (), (), 0)
-        count = len(operations)
-        self._scripts: list[Script] = [nothing] * (2 * count)
-        for number in range(count):
-            if len(needed[number]) > 1:
-                self._scripts[number] = script([number])
-            if number in messages and not self._is_late[number]:
-                self._scripts[~number] = script([], number)
-        # What begins a run has the place between the two.
-        self._scripts.insert(count, script([number for number in range(count) if not needed[number]]))
-
-    def _write_steps(self) -> list[Step]:
-        """The operations in the order of the trace: what to wait for, and what to do up to the next wait."""
-        steps: list[Step] = []
-        begin: list[Action] = []
-        actions = begin
-        for number, op in enumerate(self.plan.operations):
-            if op.kind == "recv":
-                actions = []
-                arrived = self._messages[number].arrived
-                assert arrived is not None
-                steps.append((arrived, number, actions))
-                # Of what is staged the next operation is the only reader.
-                action = None if self._actions.reduces_next(number) else self._actions.arrival(number, op)
-            elif op.kind == "reduce" and self._actions.reduces_next(number - 1):
-                action = self._actions.reduce_from(op, self._messages[number - 1].lies)
-            else:
-                action = self._actions.beginning(number, op)
-            if action is not None:
-                actions.append(action)
-        return [(_true, -1, begin), *steps]
-
-    def _in_order(self) -> Generator[int]:
-        """Do the steps, for run after run; yields how many are left when a message has not arrived, and at the end."""
-        steps = [(len(self._steps) - place, *step) for place, step in enumerate(self._steps)]
-        while True:
-            for left, arrived, _, actions in steps:
-                while not arrived():
-                    yield left
-                for action in actions:
-                    action()
-            yield 0
-
-    def _lay_lines(self, awaited: Sequence[bool]) -> None:
-        """Give every polled message its line, and each port the first messages of its lines."""
-        operations = self._operations
-        self._tokens = [m.token if (m := self._messages.get(n)) else None for n in range(len(operations))]
-        # Of each polled message: the outstanding messages of its connection in order, the list in which the token of
-        # the first of them stands, and its place there.
-        self._line: list[list[int]] = [[]] * len(operations)
-        self._heads: list[list[Any]] = [[]] * len(operations)
-        self._slot = [0] * len(operations)
-        self._is_late = [False] * len(operations)
-        groups: dict[int, tuple[Port, list[Any], list[list[int]]]] = {}
-        slots: dict[tuple[int, str, int, int], int] = {}
-        late: dict[int, tuple[Port, list[int]]] = {}
-        # A port moves its messages when it is polled for one of them. Where it is the only one, a rank that waits
-        # polls it. Beside another one it may have to move a send that nothing here waits for.
-        ports = {id(m.port): m.port for m in self._messages.values() if m.port is not None}
-        self._telling: list[Any] = [port for port in ports.values() if hasattr(port, "news")]
-        alone = len(ports) == 1 and not self._telling
-        for number, message in sorted(self._messages.items()):
-            op, port = operations[number], message.port
-            if port is None:
-                continue
-            if op.kind == "send" and alone and not awaited[number]:
-                late.setdefault(id(port), (port, []))[1].append(number)
-                self._is_late[number] = True
-                continue
-            _, heads, lines = groups.setdefault(id(port), (port, [], []))
-            # Work on frames is finished in any order, and asking costs the same for all of it.
-            line = (id(port), op.kind, op.peer, op.channel if op.peer >= 0 else number)
-            if line not in slots:
-                slots[line] = len(heads)
-                heads.append(port.idle)
-                lines.append([])
-            slot = slots[line]
-            self._line[number], self._heads[number], self._slot[number] = lines[slot], heads, slot
-        self._groups = [(port.poll, port.idle, heads, lines) for port, heads, lines in groups.values()]
-        self._lines = [line for *_, lines in self._groups for line in lines]
-        self._all_late = list(late.values())
-        self._late_count = sum(len(numbers) for _, numbers in self._all_late)
-
-    def _mark(self, number: int) -> Action:
-        """What notes that a send starts or a receive has arrived."""
-        marks = self._marks
-        assert marks is not None
-        return lambda: marks.append((number, time.perf_counter()))
-
     @property
     def left(self) -> int:
         """Operations that are not finished; falls while there is progress."""
-        if self._native is None:
+        if self._loop is None:
             return self._left
-        return len(self._operations) if self._closed else self._native.left
+        return len(self._operations) if self._closed else self._loop.left
 
     @property
     def coding(self) -> bool:
@@ -356,15 +197,13 @@ class Executor:
             self._marks.clear()
         if self._streams is not None:
             self._streams.begin()
-        if self._native is not None:
-            return
-        if self._steps:
-            self._left = len(self._steps)
+        if self._loop is not None:
+            self._loop.start()
             return
         self._missing = self._counts.copy()
         self._ready = [len(self._counts)]
-        if self._all_late:
-            self._late = [(port, numbers.copy()) for port, numbers in self._all_late]
+        if self._late_count:
+            self._late = [(port, numbers.copy()) for port, numbers in self._lines.late]
         self._left = len(self._counts)
         self._waited = self._left - self._late_count
 
@@ -375,17 +214,15 @@ class Executor:
         """
         if self._closed and not self._open(polls, rest):
             return False
-        if self._native is not None:
-            if not self._native.advance(polls, rest, spins):
+        if self._loop is not None:
+            if not self._loop.advance(polls, rest, spins):
                 return False
             self.transport.end()
             return True
-        if self._steps:
-            return self._advance_in_order(polls, rest, spins)
         # Local names: the loop below is what a small message costs.
-        ready, missing, scripts, groups = self._ready, self._missing, self._scripts, self._groups
-        lines, heads_of, slot_of, tokens = self._line, self._heads, self._slot, self._tokens
-        late = self._late_count
+        ready, missing, scripts, all_lines = self._ready, self._missing, self._scripts, self._lines
+        lines, heads_of, slot_of, tokens = all_lines.line, all_lines.heads, all_lines.slot, all_lines.tokens
+        groups, telling, late = all_lines.groups, all_lines.telling, self._late_count
         coder = self._coder if isinstance(self._coder, CodecThread) else None
         waited, vain, idle_polls = self._waited, self._vain, 0
         while self._left:
@@ -416,7 +253,7 @@ class Executor:
                             heads[slot] = tokens[line[0]] if line else idle
                 if not ready and (vain % PATIENCE == PATIENCE - 1 or self._must_look()):
                     self._poll_behind()
-                    if not ready and any(port.news for port in self._telling):
+                    if not ready and any(port.news for port in telling):
                         continue  # what came meanwhile is a first one's, and nothing wakes the rank for it again
                 if ready:
                     self._left = waited + late
@@ -442,25 +279,6 @@ class Executor:
         self.transport.end()
         return True
 
-    def _advance_in_order(self, polls: int, rest: Callable[[], object] | None, spins: int) -> bool:
-        if not self._left:
-            return True
-        vain = 0
-        for left in self._run:
-            if not left:
-                break
-            if left != self._left:
-                self._left = left
-                vain = 0
-            vain += 1
-            if vain > spins and rest is not None:
-                rest()
-            if vain >= polls:
-                return False
-        self._left = 0
-        self.transport.end()
-        return True
-
     def _open(self, polls: int, rest: Callable[[], object] | None) -> bool:
         """Wait until the transport lets the run begin; whether it does."""
         for _ in range(polls):
@@ -475,13 +293,13 @@ class Executor:
     def _must_look(self) -> bool:
         """Whether messages behind the first ones are finished, or the rank sleeps unless they are."""
         sleeper = self.transport.sleeper
-        return (sleeper is not None and sleeper.armed) or any(port.news for port in self._telling)
+        return (sleeper is not None and sleeper.armed) or any(port.news for port in self._lines.telling)
 
     def _poll_behind(self) -> None:
         """Poll the messages behind the first ones of their lines."""
-        for poll, _, _, lines in self._groups:
+        for poll, _, _, lines in self._lines.groups:
             behind = [(line, number) for line in lines for number in line[1:]]
-            finished = poll([self._tokens[number] for _, number in behind]) if behind else None
+            finished = poll([self._lines.tokens[number] for _, number in behind]) if behind else None
             for place in finished or ():
                 line, number = behind[place]
                 line.remove(number)
@@ -490,7 +308,7 @@ class Executor:
     def _poll_late(self) -> int:
         """Poll the sends that nothing waits for; how many are left."""
         for port, numbers in self._late:
-            finished = port.poll([self._tokens[number] for number in numbers]) if numbers else None
+            finished = port.poll([self._lines.tokens[number] for number in numbers]) if numbers else None
             if finished:
                 gone = {numbers[place] for place in finished}
                 numbers[:] = [number for number in numbers if number not in gone]
@@ -498,13 +316,10 @@ class Executor:
 
     def waiting(self) -> list[int]:
         """The messages that are started and not finished, the first of each connection, in step order."""
-        if self._native is not None:
-            return self._native.waiting()
-        if self._steps:
-            left = self._left  # the watchdog's thread asks too
-            return [self._steps[-left][1]] if 0 < left < len(self._steps) else []
+        if self._loop is not None:
+            return self._loop.waiting()
         # Copies, because the watchdog's thread asks too, while the run may go on.
-        heads = sorted(line[0] for line in map(list, self._lines) if line)
+        heads = sorted(line[0] for line in map(list, self._all_lines) if line)
         return heads or sorted(number for _, numbers in self._late for number in list(numbers))
 
     def describe(self) -> str:
@@ -557,10 +372,5 @@ class Executor:
                 message.free()
         # Views of shared memory live on in them.
         self._messages.clear()
-        self._scripts, self._groups, self._steps = [], [], []
-        self._native = None
+        self._scripts, self._lines, self._all_lines, self._loop = [], NO_LINES, [], None
         self._actions.forget()
-
-
-def _true() -> bool:
-    return True

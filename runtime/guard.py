@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import errno
 import itertools
 import math
@@ -41,6 +42,8 @@ END_S = 1.0  # from the word to the launcher that the job is ended to the end of
 INTERRUPT_S = 0.3  # after it has ended another rank, Ctrl-C comes here
 REAPED_S = 0.5  # from the end of what a process has open to its own, with all its threads
 SPOKEN_S = 0.2  # from a rank's last word to its passing on
+DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
+ARGUMENTS = slice(45, 47)  # of `status`: where the command line begins and ends
 LINGER_S = 10.0  # the longest that the voice is held after the rank's end, while the launcher ends the others
 NOTE_BYTES = 1024
 KEY_BYTES = 8
@@ -161,6 +164,8 @@ class Guard:
     def _watch(self, reader: int, rank: int, launcher: int, deadline_s: float) -> None:
         """In the child, until the rank ends, dies, or is to be ended."""
         os.setsid()  # signals are for the rank; this process ends with it, and clears up
+        continue_after_parent()
+        rename(f"taccl-guard of rank {self._place.rank}, process {rank}")
         os.closerange(0, 2)
         begin, patience_s = time.monotonic(), max(deadline_s, LEAST_S)
         # One after another, so that the first one's message is the only one: it ends the job.
@@ -170,7 +175,9 @@ class Guard:
         siblings, word, look_at = Siblings(self._place, launcher), b"", begin
         while not said:
             left_s = end - time.monotonic()
-            if left_s <= 0:
+            wait_s = None if end == FOR_EVER else max(0.0, min(left_s, START_TICK_S if starting else TICK_S))
+            heard = bool(select.select([reader], [], [], wait_s)[0])
+            if left_s <= 0 and not heard:  # this process may have been stopped meanwhile
                 said = (
                     f"{me} waited {patience_s:g} s for MPI to start: another rank "
                     "has ended (are its options the same?) or was never started"
@@ -182,8 +189,6 @@ class Guard:
                 elif (stopped := siblings.stopped(0.0)) is not None:
                     said += f"; rank {stopped} has been stopped"
                 break
-            wait_s = None if end == FOR_EVER else min(left_s, START_TICK_S if starting else TICK_S)
-            heard = bool(select.select([reader], [], [], wait_s)[0])
             word = os.read(reader, 1) if heard else b""
             if starting:
                 segments.update(mpi.segments(rank))
@@ -273,6 +278,24 @@ class Guard:
 
 def _name(key: bytes) -> str:
     return f"\0taccl-{key.hex()}"
+
+
+def continue_after_parent() -> None:
+    """Let the kernel make this process go on when its parent has ended, if somebody has stopped it: the launcher waits
+    for all that hold its pipes."""
+    with contextlib.suppress(AttributeError, OSError):  # elsewhere than on Linux
+        ctypes.CDLL(None).prctl(DEATH_SIGNAL, signal.SIGCONT, 0, 0, 0)
+
+
+def rename(words: str) -> None:
+    """What lists of processes show of this one, in place of the command line that it has from its parent, and no longer
+    than that."""
+    with contextlib.suppress(OSError, ValueError):  # elsewhere than on Linux it stays as it is
+        begin, end = map(int, status("self")[ARGUMENTS])
+        Path("/proc/self/comm").write_text(words)  # the system cuts it
+        if begin < end:
+            ctypes.memset(begin, 0, end - begin)
+            ctypes.memmove(begin, words.encode(), min(len(words.encode()), end - begin - 1))
 
 
 def _wait(until: Callable[[], bool], longest_s: float) -> None:

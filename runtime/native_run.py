@@ -194,8 +194,11 @@ class NativeRun:
         state = self._state
         return int(state.left if state.epoch == self._epoch[0] else state.count)
 
+    def start(self) -> None:
+        """Begin a run, as it does when the transport has given it a number."""
+
     def advance(self, polls: int, rest: Callable[[], object] | None, spins: int) -> bool:
-        """As `Executor.advance`. A run begins when the transport has given it a number."""
+        """As `Executor.advance`."""
         advance, place = self._advance, self._place
         burst = polls if polls < BURST else BURST
         asked = (burst, spins, rest is not None)

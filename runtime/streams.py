@@ -178,9 +178,9 @@ class Streams:
 
     def begin(self) -> None:
         """A run begins: it comes after what is on the current stream."""
-        self._root.event.record()
         if self._pieces is not None:
             self._pieces.begin()
+        self._root.event.record()
 
     def copy(self, number: int, target: Any, source: Any) -> Action:
         """What puts a copy between two arrays on the operation's stream."""

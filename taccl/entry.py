@@ -91,8 +91,9 @@ def voice() -> str:
     return f"\0taccl-start-{launcher}-{began}-{namespace}"
 
 
-def status(process: int) -> list[str]:
-    """What Linux says of it from its state on (proc_pid_stat(5), from the third field)."""
+def status(process: int | str) -> list[str]:
+    """What Linux says of a process, by its number or "self", from its state on (proc_pid_stat(5), from the third
+    field)."""
     with open(f"/proc/{process}/stat") as stat:
         return stat.read().rpartition(")")[2].split()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from fractions import Fraction
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -116,8 +117,9 @@ def test_a_frame_is_not_below_nothing() -> None:
 
 def test_pieces_take_from_when_they_could_begin() -> None:
     notes = [(0, 1.0, 1.5), (1, 1.0, 1.75), (2, 3.0, 3.25), (3, 3.0, 4.25)]
-    kinds = dict(enumerate(("encode", "encode", "decode", "accumulate")))
-    assert _means_us(kinds, notes) == [0.375e6, 0.25e6, 1e6]
+    kinds = ("encode", "send", "encode", "decode", "accumulate")
+    operations = [SimpleNamespace(kind=kind) for kind in kinds]
+    assert _means_us(operations, notes) == [0.375e6, 0.25e6, 1e6]
 
 
 # --- into profiles

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,12 +15,21 @@ from taccl.commands.profile_codecs import request
 from taccl.errors import EnvironmentProblem, UsageError
 from taccl.profiles.profile_file import read_topology
 from taccl.runtime import gpu
+from taccl.runtime.codec_trial import _means_on_device_us
 from taccl.runtime.streams import Streams
 
 HERE = Path(__file__).parent
-# Chunks that the stand-in codes in milliseconds.
+# Chunks that the stand-in codes in milliseconds. The transport of a trial is said.
 SMALL = """
+import sys
 from taccl.commands import profile_codecs
+from taccl.runtime import codec_trial
+real = codec_trial.device_transport
+def device_transport(*arguments):
+    found = real(*arguments)
+    print(f"over {type(found[0]).__name__}", file=sys.stderr)
+    return found
+codec_trial.device_transport = device_transport
 profile_codecs.DEVICE_QUICK = profile_codecs.Effort((32 << 10, 64 << 10, 128 << 10), 256 << 10, 2)
 from taccl.entry import main
 main()
@@ -44,20 +54,25 @@ class TestOnTheStandIn:
         return run
 
     @pytest.mark.parametrize(
-        ("ranks", "settings"),
+        ("ranks", "way", "settings"),
         [
-            (2, {}),
-            (4, {"CUPY_DOUBLE_DEVICES": "2"}),
-            (2, {"CUPY_DOUBLE_IPC": "no"}),
-            (3, {"CUPY_DOUBLE_DEVICES": "3", "CUPY_DOUBLE_IPC": "no"}),
+            (2, "CudaIpc", {}),
+            (4, "CudaIpc", {"CUPY_DOUBLE_DEVICES": "2"}),
+            (2, "StagedShared", {"CUPY_DOUBLE_IPC": "no"}),
+            (3, "Nccl", {"CUPY_DOUBLE_DEVICES": "3", "CUPY_DOUBLE_IPC": "no", "CUPY_DOUBLE_REGISTER": "no"}),
+            (2, "MpiCuda", {"CUPY_DOUBLE_IPC": "no", "CUPY_DOUBLE_REGISTER": "no"}),
         ],
     )
-    def test_codecs_are_put_into_a_profile(self, profiled, ranks: int, settings: dict[str, str]) -> None:
-        """Over CUDA IPC, pinned memory and NCCL: `frame + bytes / ratio` is the format's, whatever the way."""
+    def test_codecs_are_put_into_a_profile(
+        self, profiled, ranks: int, way: str, settings: dict[str, str]
+    ) -> None:
+        """`frame + bytes / ratio` is the format's, whatever the way."""
         ended, profile = profiled(
             ranks, "--device", "cuda", "-t", f"ring:{ranks}", "--codecs", "q8,xw,bf16", "--json", **settings
         )
         assert ended.code == 0, ended.err
+        assert set(re.findall(r"over (\w+)Transport\b", ended.err)) == {way}
+        assert ended.err.count("codecs are measured in GPU memory (--device host") == 1
         costs = {cost.codec: cost for cost in read_topology(profile.read_text(), "p.yaml").codecs}
         assert sorted(costs) == ["bf16", "q8", "xw"]
         for cost in costs.values():
@@ -97,27 +112,26 @@ class TestOnTheStandIn:
         *_, said = messages(ended)  # after that two ranks take turns
         assert "bytes on the device from each of its 2 ranks" in said and "--quick" in said
 
-
-def test_without_a_device_it_is_said(tmp_path: Path) -> None:
-    if gpu.load() is not None:
-        pytest.skip("there is a device")
-    ended = launch(
-        2,
-        "-m",
-        "taccl",
-        "profile",
-        "-t",
-        "ring:2",
-        "-o",
-        str(tmp_path / "p"),
-        "--codecs",
-        "q8",
-        "--device",
-        "cuda",
-    )
-    assert ended.code == 6
-    (said,) = messages(ended)
-    assert "no CUDA device can be used" in said
+    def test_without_a_device_it_is_said(self, tmp_path: Path) -> None:
+        if gpu.load() is not None:
+            pytest.skip("there is a device")
+        ended = launch(
+            2,
+            "-m",
+            "taccl",
+            "profile",
+            "-t",
+            "ring:2",
+            "-o",
+            str(tmp_path / "p"),
+            "--codecs",
+            "q8",
+            "--device",
+            "cuda",
+        )
+        assert ended.code == 6
+        (said,) = messages(ended)
+        assert "no CUDA device can be used" in said
 
 
 def test_all_codecs_leave_out_what_has_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,6 +144,15 @@ def test_all_codecs_leave_out_what_has_no_kernel(monkeypatch: pytest.MonkeyPatch
         request("zstd", None, None, on_device=True)
     with pytest.raises(EnvironmentProblem, match="bfloat16; leave it out of --dtype, or install CuPy 14"):
         request("xw", "bfloat16", None, on_device=True)
+
+
+def test_pieces_that_overlap_count_once() -> None:
+    """A decode under which two encodes are done, and one that outlasts the decode before it."""
+    operations = [
+        SimpleNamespace(kind=kind) for kind in ("encode", "send", "encode", "decode", "decode", "accumulate")
+    ]
+    notes = [(0, 0.5, 1.5), (2, 2.0, 3.0), (3, 0.0, 4.0), (4, 3.5, 5.0), (5, 7.0, 9.0)]
+    assert _means_on_device_us(operations, notes) == pytest.approx([1e6, 1.5e6, 2e6])
 
 
 class _Clock:

@@ -353,3 +353,52 @@ except TacclError as error:
     print(f"taccl: {{error}}", file=sys.stderr)
     sys.exit(error.exit_code)
 """
+
+
+# Rank 1's guard is stopped, killed or left alone, and then the job ends well, or some rank does not.
+GUARDED = """
+import os, signal, sys, time
+from pathlib import Path
+from taccl.errors import CheckFailed
+from taccl.runtime.job import Job
+what, victim, end = sys.argv[1:]
+with Job(5.0) as job:
+    guard = job.guard._child
+    if job.rank == 1:
+        while not Path(f"/proc/{guard}/cmdline").read_bytes().startswith(b"taccl-guard"):  # it is being made
+            time.sleep(0.01)
+        print(Path(f"/proc/{guard}/cmdline").read_text().rstrip(chr(0)), os.getpid(), flush=True)
+        if what != "none":
+            os.kill(guard, signal.Signals[what])
+    job.barrier()
+    if job.rank == int(victim) and end == "raises":
+        raise CheckFailed("something is wrong")
+    if job.rank == int(victim) and end == "dies":
+        os.kill(os.getpid(), signal.SIGKILL)
+    job.barrier()
+"""
+
+
+@pytest.mark.parametrize(
+    ("what", "victim", "end", "words"),
+    [
+        ("none", 1, "ends", ""),
+        ("SIGSTOP", 1, "ends", ""),
+        ("SIGKILL", 1, "ends", ""),
+        ("SIGSTOP", 1, "raises", "something is wrong"),
+        ("SIGSTOP", 2, "raises", "something is wrong"),
+        ("SIGKILL", 2, "raises", "something is wrong"),
+        ("SIGSTOP", 1, "dies", "rank 1 has died"),
+        ("SIGSTOP", 2, "dies", "rank 2 has died"),
+        ("SIGKILL", 2, "dies", "rank 2 has died"),
+    ],
+)
+def test_a_guard_that_is_stopped_or_killed_holds_nobody_up(what, victim, end, words):
+    """The launcher waits for all that hold its pipes. Lists of processes tell a guard from its rank."""
+    ended = launch(3, "-c", GUARDED, what, str(victim), end)
+    (line,) = [line for line in ended.out.splitlines() if line.startswith("taccl-guard")]
+    said, rank = line.split("process ")[0], line.split("process ")[1].split()
+    assert said == "taccl-guard of rank 1, " and rank[0] == rank[1]
+    assert ended.seconds < START_S + 5
+    assert (ended.code == 0) == (end == "ends")
+    assert [words in one for one in messages(ended)] == [True] * (end != "ends")

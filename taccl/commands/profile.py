@@ -146,7 +146,7 @@ def command(
         if topology is None:
             from taccl.commands.profile_ways import open_ways
 
-            ways = open_ways(job, place, transport, deadline, max(sizes, default=0))
+            ways = open_ways(job, place, transport, deadline, max(sizes, default=0), codecs is not None)
             _measure_links(job, ways, output, quick, sizes, name, as_json, found)
             ways.close()
 

@@ -81,13 +81,13 @@ def profile_codecs(
         for line in asked.left_out:
             click.echo(f"taccl: {line}", err=True)
     reach = _reach(job, place)
-    if place == "cuda" and topology is not None:  # otherwise it is said where links are measured
+    if place == "cuda":
+        if job.rank == 0:
+            click.echo("taccl: codecs are measured in GPU memory (--device host: in host memory)", err=True)
         say_shared_devices(job, reach.neighbours)
     found = measure(job, asked, quick, reach)
     if job.rank == 0:
-        # Kernels need no core of their own.
-        cores = job.board.node_cores if place == "host" else job.board.node_ranks
-        for line in warnings(found, job.board.node_ranks, cores):
+        for line in warnings(found, job.board.node_ranks, job.board.node_cores, place == "cuda"):
             click.echo(f"taccl: {line}", err=True)
     if topology is not None:
         job.together(
@@ -171,6 +171,7 @@ def measure(job: Job, asked: Request, quick: bool, reach: Reach) -> list[CodecFi
     import numpy as np
 
     from taccl.profiles.measure.codec_fit import CodecTimes, fit_codec
+    from taccl.runtime import gpu
     from taccl.runtime.codec_trial import trial
 
     neighbours, on_device = reach.neighbours, reach.settings is not None
@@ -194,17 +195,22 @@ def measure(job: Job, asked: Request, quick: bool, reach: Reach) -> list[CodecFi
         found.append(fit_codec(times))
     if neighbours.nccl is not None:
         neighbours.nccl.close(job)
+    if on_device:
+        gpu.Cuda(gpu.load()).give_back()  # links want some
     return found
 
 
-def warnings(found: Sequence[CodecFit], ranks: int, cores: int) -> list[str]:
+def warnings(found: Sequence[CodecFit], ranks: int, cores: int, on_device: bool = False) -> list[str]:
     """Words on numbers that decisions should not rest on. ranks, cores: of a node."""
-    why = (
-        f"{ranks} ranks wait for each other on {cores} core{'s' * (cores > 1)}, so plans made of them are guesses: "
-        "run both, with and without"
-        if ranks > cores
-        else "the machine was busy, measure again while it does nothing else"
-    )
+    if on_device:  # kernels need no cores of their own
+        why = "the GPU did other things, or ranks took turns on it; measure again while it has time for all"
+    elif ranks > cores:
+        why = (
+            f"{ranks} ranks wait for each other on {cores} core{'s' * (cores > 1)}, so plans made of them are guesses: "
+            "run both, with and without"
+        )
+    else:
+        why = "the machine was busy, measure again while it does nothing else"
     return [
         f"warning: {fit.cost.codec} on {fit.cost.dtype}: times of coding or decoding are {worst:.0%} off their line; "
         f"{why}"

@@ -48,10 +48,13 @@ def agreed_place(job: Job, place: str) -> str:
     return "cuda" if job.gather_bytes(mine, "the choice of the device").all() else "host"
 
 
-def open_ways(job: Job, place: str, transport: str, deadline: float, largest_bytes: int) -> Ways:
+def open_ways(
+    job: Job, place: str, transport: str, deadline: float, largest_bytes: int, said: bool = False
+) -> Ways:
     """Connect the ranks; collective. place: as `agreed_place` gives it.
 
-    largest_bytes: of the longest message that is asked for; 0 where the measurement chooses.
+    largest_bytes: of the longest message that is asked for; 0 where the measurement chooses. said: whether a person has
+    been told that ranks take turns on a device, if they do.
     """
     from taccl.profiles.measure.buffers import buffers
     from taccl.profiles.measure.mpi_prober import MpiProber
@@ -64,7 +67,7 @@ def open_ways(job: Job, place: str, transport: str, deadline: float, largest_byt
     if place == "cuda":
         path = STAGED
         if transport == "auto":
-            device_wires, devices, path = _between_devices(job, largest_bytes)
+            device_wires, devices, path = _between_devices(job, largest_bytes, said)
             near = dict(device_wires.wires) if device_wires is not None else {}
     elif transport == "auto":
         near, made = _in_host_memory(job)
@@ -100,7 +103,9 @@ def _in_host_memory(job: Job) -> tuple[dict[int, Wire], dict[int, socket.socket]
     return near, made
 
 
-def _between_devices(job: Job, largest_bytes: int) -> tuple[DeviceWires | None, Devices | None, str]:
+def _between_devices(
+    job: Job, largest_bytes: int, said: bool
+) -> tuple[DeviceWires | None, Devices | None, str]:
     """From one's memory to another's where devices reach each other; how messages go, in words."""
     from taccl.commands.run_report import say_shared_devices
     from taccl.profiles.measure.device_wire import DeviceWires, needed_bytes
@@ -123,7 +128,8 @@ def _between_devices(job: Job, largest_bytes: int) -> tuple[DeviceWires | None, 
     reached = any(len(ranks) > 1 for ranks in found.sharing)
     if not reached or _anywhere(job, short):
         return None, None, STAGED
-    say_shared_devices(job, found)
+    if not said:
+        say_shared_devices(job, found)
     wires = DeviceWires(job, cuda, memory, found, (DATA, ACK), largest_bytes)
     devices = Devices(found.devices, found.sharing)
     return wires, devices, device_path(devices, found)
