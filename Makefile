@@ -52,7 +52,7 @@ bench-published: $(READY)
 bench-run: $(READY)
 	@python docs/benchmarks_run.py $(BENCH)
 
-# Prints the tables "One host" of docs/benchmarks.md; five minutes. BENCH="2 8" asks for other numbers of ranks.
+# Prints the table "One host" of docs/benchmarks.md for four ranks; two minutes. BENCH="2 4 8" asks for other numbers of them.
 bench-host: $(READY)
 	@python docs/benchmarks_host.py $(BENCH)
 

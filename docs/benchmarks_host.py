@@ -38,7 +38,7 @@ def main() -> int:
 
 def _rows(ranks: int, folder: Path) -> None:
     for way, options in WAYS.items():
-        _on(ranks, "profile", "-o", str(folder / f"{way}.yaml"), *options)
+        _on(ranks, "profile", "--device", "host", "-o", str(folder / f"{way}.yaml"), *options)
     said = [
         line for line in (folder / "auto.yaml").read_text().splitlines() if "intra" in line or "bus" in line
     ]

@@ -51,7 +51,8 @@ class Sizes(click.ParamType):  # type: ignore[type-arg]
     type=click.Choice(["auto", "host", "cuda"]),
     default="auto",
     show_default=True,
-    help="Memory that messages start from and end in; auto takes the GPU where there is one.",
+    help="Memory that messages start from and end in, and that --codecs work in; auto takes the GPU where every rank "
+    "has one.",
 )
 @click.option(
     "--transport",
