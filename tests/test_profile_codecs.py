@@ -253,6 +253,8 @@ class TestUnderMpiexec:
             assert cost.source == "v.npy, 2 ranks on 1 node"
         found = json.loads(ended.out)
         assert found["schema"] == "taccl/measure/v1" and found["ranks"] == 2
+        said = [line for line in ended.err.splitlines() if line.startswith("taccl: warning: ")]
+        assert [f"taccl: {line}" for line in found["warnings"]] == said
         assert [len(codec["ranks"]) for codec in found["codecs"]] == [2, 2, 2]
         assert all(
             step in codec["ranks"][1] for codec in found["codecs"] for step in ("encode", "accumulate")

@@ -140,15 +140,16 @@ def command(
         job.agree_on(hashlib.sha256(repr(same).encode()).digest(), "measurement")
         place = agreed_place(job, place)
         found: Sequence[CodecFit] = ()
+        warned: list[str] = []
         if codecs is not None:
             from taccl.commands.profile_codecs import profile_codecs
 
-            found = profile_codecs(job, codecs, dtype, data, topology, output, quick, as_json, place)
+            found, warned = profile_codecs(job, codecs, dtype, data, topology, output, quick, as_json, place)
         if topology is None:
             from taccl.commands.profile_ways import open_ways
 
             ways = open_ways(job, place, transport, deadline, max(sizes, default=0), codecs is not None)
-            _measure_links(job, ways, output, quick, sizes, name, as_json, found)
+            _measure_links(job, ways, output, quick, sizes, name, as_json, found, warned)
             ways.close()
 
 
@@ -194,8 +195,9 @@ def _measure_links(
     name: str | None,
     as_json: bool,
     codecs: Sequence[CodecFit],
+    said: list[str],
 ) -> None:
-    """Rank 0 measures and writes, the others do what it asks until it has written."""
+    """Rank 0 measures and writes, the others do what it asks until it has written. said: warnings of before."""
     from dataclasses import replace
 
     from taccl.profiles.measure.busy import warnings
@@ -216,7 +218,7 @@ def _measure_links(
     source = f"taccl profile: measured over {way}"
     result = replace(topology(found, name or "measured", source), codecs=tuple(fit.cost for fit in codecs))
     write_output(output, write_topology(result))
-    described = {**document(found, result, codecs), "warnings": warned}
+    described = {**document(found, result, codecs), "warnings": [*said, *warned]}
     if as_json:
         print_json(described)
     elif output != "-":

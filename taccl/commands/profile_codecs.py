@@ -63,9 +63,9 @@ def profile_codecs(
     quick: bool,
     as_json: bool,
     place: str = "host",
-) -> list[CodecFit]:
-    """Measure codecs on every rank, and write the given topology with them, if there is one. place: "host" or "cuda",
-    where the values are."""
+) -> tuple[list[CodecFit], list[str]]:
+    """Measure codecs on every rank, and write the given topology with them, if there is one; what was found, and the
+    warnings that were said. place: "host" or "cuda", where the values are."""
 
     def prepare() -> tuple[Request, str]:
         asked = request(names, dtypes, data, place == "cuda")
@@ -86,15 +86,15 @@ def profile_codecs(
             click.echo("taccl: codecs are measured in GPU memory (--device host: in host memory)", err=True)
         say_shared_devices(job, reach.neighbours)
     found = measure(job, asked, quick, reach)
-    if job.rank == 0:
-        for line in warnings(found, job.board.node_ranks, job.board.node_cores, place == "cuda"):
-            click.echo(f"taccl: {line}", err=True)
+    warned = warnings(found, job.board.node_ranks, job.board.node_cores, place == "cuda")
+    for line in warned if job.rank == 0 else ():
+        click.echo(f"taccl: {line}", err=True)
     if topology is not None:
         job.together(
             "the writing of the profile",
-            lambda: _write(job, topology, text, found, output, as_json) if job.rank == 0 else None,
+            lambda: _write(job, topology, text, found, warned, output, as_json) if job.rank == 0 else None,
         )
-    return found
+    return found, warned
 
 
 def request(names: str, dtypes: str | None, data: str | None, on_device: bool = False) -> Request:
@@ -235,7 +235,15 @@ def _profile_text(topology: str, ranks: int) -> str:
     return write_topology(loaded) if bundled else read_text(topology)
 
 
-def _write(job: Job, topology: str, text: str, found: Sequence[CodecFit], output: str, as_json: bool) -> None:
+def _write(
+    job: Job,
+    topology: str,
+    text: str,
+    found: Sequence[CodecFit],
+    warned: list[str],
+    output: str,
+    as_json: bool,
+) -> None:
     from taccl.commands.profile import codec_table
     from taccl.profiles.codec_merge import with_codecs
     from taccl.profiles.measure.codec_fit import codec_document
@@ -248,6 +256,7 @@ def _write(job: Job, topology: str, text: str, found: Sequence[CodecFit], output
         "name": read_topology(made, topology).name,
         "ranks": job.ranks,
         "codecs": [codec_document(fit) for fit in found],
+        "warnings": warned,
     }
     if as_json:
         print_json(document)
