@@ -32,7 +32,7 @@ from taccl.runtime.compile import Operation
 from taccl.runtime.device_memory import DeviceMemory
 from taccl.runtime.device_transport import device_bytes, device_transport
 from taccl.runtime.dtypes import DType
-from taccl.runtime.free_memory import MEMORY_SHARE
+from taccl.runtime.free_memory import MEMORY_SHARE, shared_device
 from taccl.runtime.host_transport import host_kind, host_transport
 from taccl.runtime.job import Job, Neighbours
 from taccl.runtime.layout import Layout, layout
@@ -151,8 +151,7 @@ def _between_devices(
     needed = 2 * shape.elements * dtype.bytes + inside + rooms
     cuda.give_back()
     job.barrier()  # all ranks of the device have freed what the trial before needed
-    places = list(zip(neighbours.nodes, neighbours.devices, strict=True))
-    ranks, free = places.count(places[job.rank]), cuda.free_bytes()
+    ranks, free = shared_device(cuda, neighbours, job.rank)
 
     def check() -> None:
         if needed * ranks > free * MEMORY_SHARE:

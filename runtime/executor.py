@@ -220,9 +220,9 @@ class Executor:
             self.transport.end()
             return True
         # Local names: the loop below is what a small message costs.
-        ready, missing, scripts, all_lines = self._ready, self._missing, self._scripts, self._lines
-        lines, heads_of, slot_of, tokens = all_lines.line, all_lines.heads, all_lines.slot, all_lines.tokens
-        groups, telling, late = all_lines.groups, all_lines.telling, self._late_count
+        ready, missing, scripts, laid = self._ready, self._missing, self._scripts, self._lines
+        lines, heads_of, slot_of, tokens = laid.line, laid.heads, laid.slot, laid.tokens
+        groups, telling, late = laid.groups, laid.telling, self._late_count
         coder = self._coder if isinstance(self._coder, CodecThread) else None
         waited, vain, idle_polls = self._waited, self._vain, 0
         while self._left:

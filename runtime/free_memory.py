@@ -49,15 +49,19 @@ def check_memory(
             "more (ulimit -v); use a smaller -e"
         )
     if cuda is not None:
-        free = cuda.free_bytes()
-        device = (neighbours.nodes[job.rank], neighbours.devices[job.rank])
-        ranks = list(zip(neighbours.nodes, neighbours.devices, strict=True)).count(device)
+        ranks, free = shared_device(cuda, neighbours, job.rank)
         if (mine + inside) * ranks > free * MEMORY_SHARE:
             there = "" if ranks == 1 else f" from each of {ranks} ranks"
             raise EnvironmentProblem(
                 f"a size of {shape.elements * dtype.bytes} bytes needs {mine + inside} bytes{there} on the device, "
                 f"and {free} are free; use a smaller -e"
             )
+
+
+def shared_device(cuda: gpu.Cuda, neighbours: Neighbours, rank: int) -> tuple[int, int]:
+    """How many ranks of the job are on this rank's device, itself among them, and the bytes that are free there."""
+    devices = list(zip(neighbours.nodes, neighbours.devices, strict=True))
+    return devices.count(devices[rank]), cuda.free_bytes()
 
 
 def available_bytes() -> int:

@@ -89,7 +89,7 @@ class Lane:
         self.event.record(self.stream)
 
 
-class _Pieces:
+class _PieceTimes:
     """When the work of operations on frames is done, in seconds of the device's clock, from the beginning of a run."""
 
     def __init__(self, cuda: Cuda, notes: list[Note]) -> None:
@@ -141,7 +141,7 @@ class Streams:
     ) -> None:
         self.cuda, self._check = cuda, check
         self._coded = coders = coders or {}
-        self._pieces = None if notes is None else _Pieces(cuda, notes)
+        self._pieces = None if notes is None else _PieceTimes(cuda, notes)
         self._streams = {tb: cuda.stream() for tb in sorted({op.threadblock for op in operations})}
         coding = {
             one: cuda.stream(None if one == CODERS - 1 else URGENT) for one in sorted(set(coders.values()))

@@ -62,7 +62,7 @@ def profile_codecs(
     output: str,
     quick: bool,
     as_json: bool,
-    place: str = "host",
+    place: str,
 ) -> tuple[list[CodecFit], list[str]]:
     """Measure codecs on every rank, and write the given topology with them, if there is one; what was found, and the
     warnings that were said. place: "host" or "cuda", where the values are."""

@@ -48,9 +48,7 @@ def agreed_place(job: Job, place: str) -> str:
     return "cuda" if job.gather_bytes(mine, "the choice of the device").all() else "host"
 
 
-def open_ways(
-    job: Job, place: str, transport: str, deadline: float, largest_bytes: int, said: bool = False
-) -> Ways:
+def open_ways(job: Job, place: str, transport: str, deadline: float, largest_bytes: int, said: bool) -> Ways:
     """Connect the ranks; collective. place: as `agreed_place` gives it.
 
     largest_bytes: of the longest message that is asked for; 0 where the measurement chooses. said: whether a person has
@@ -114,13 +112,14 @@ def _between_devices(
     from taccl.runtime import gpu
     from taccl.runtime.device_memory import DeviceMemory
     from taccl.runtime.device_trial import share_devices
+    from taccl.runtime.free_memory import shared_device
 
     cuda = gpu.Cuda(gpu.load())
     memory = DeviceMemory(cuda)
     found = share_devices(job, cuda, memory, job.share_memory())
     why, needed = found.why_not, needed_bytes(largest_bytes)
-    mine = found.nodes[job.rank], found.devices[job.rank]
-    free = cuda.free_bytes() // list(zip(found.nodes, found.devices, strict=True)).count(mine)
+    ranks, free = shared_device(cuda, found, job.rank)
+    free //= ranks
     short = not why and len(found.sharing[job.rank]) > 1 and free < needed
     if short:
         why = f"the measurement needs {needed} bytes on the device, and {free} are free for each of its ranks"
