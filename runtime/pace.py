@@ -2,12 +2,16 @@
 
 Segments keep the order of a program on slow links, where 64 KB take milliseconds. On quick ones they and their
 confirmations take processor time, and longer ones keep it as well.
+
+Over connections of our own a long message leaves no faster than its link passes it, as far as that is known. Else what
+is on its way stands in the queue of its node's uplink, and in the same queue stand what confirms the messages that come
+the other way and what says whose turn it is: both directions then wait for each other, and links have nothing to do.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from taccl.profiles.topology import Topology
@@ -19,14 +23,23 @@ SEGMENT_US = 2700  # that a longer one may take, as one of 64 KB does over 200 M
 SEGMENTS = 5  # that are on their way to a peer; more than the bytes that a round trip takes on most networks
 LEAST_SEGMENTS = 3  # of longer ones
 MOST_SEGMENTS = 64  # over a link of which it is known that a round trip takes more
+HASTE = Fraction(103, 100)  # of a long message: a little more than its link passes, which then never idles
+QUEUE_US = 1000  # a shorter queue is not worth avoiding
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Of messages from one rank to another: bytes of a segment, and how many are on their way."""
+    """Of messages from one rank to another: bytes of a segment, how many are on their way, and the most bytes of a long
+    message that leave in a second; 0 where there is no such limit."""
 
     segment_bytes: int
     segments: int
+    bytes_per_s: int = 0
+
+    @property
+    def under_way_bytes(self) -> int:
+        """Most of a message that is on its way."""
+        return self.segments * self.segment_bytes
 
 
 def usual(library: str) -> Pace:
@@ -54,17 +67,29 @@ def paces(topology: Topology, library: str, longer: bool = True) -> dict[tuple[i
         pace = of_kind.get(kind)
         if pace is None:
             betas = [link.beta_us_per_mb, *(topology.ports[port].beta_us_per_mb for port in link.ports)]
-            pace = of_kind[kind] = _pace(least, link.alpha_us, max(betas), longest_bytes)
+            pace = _pace(least, link.alpha_us, max(betas), longest_bytes)
+            of_kind[kind] = pace = _limited(pace, max(betas)) if library == "TCP" else pace
         pair = link.src, link.dst
         found[pair] = _both(pace, found[pair]) if pair in found else pace
     return {pair: pace for pair, pace in found.items() if pace != least}
 
 
 def _both(one: Pace, other: Pace) -> Pace:
-    """Of two links: segments that are short enough for either, and as many bytes on their way as either wants."""
+    """Of two links: segments that are short enough for either, as many bytes on their way as either wants, and in a
+    second as many as both pass, which may be at work at once."""
     length = min(one.segment_bytes, other.segment_bytes)
-    most = max(one.segments * one.segment_bytes, other.segments * other.segment_bytes)
-    return Pace(length, min(MOST_SEGMENTS, -(-most // length)))
+    most = max(one.under_way_bytes, other.under_way_bytes)
+    limited = one.bytes_per_s and other.bytes_per_s
+    return Pace(
+        length, min(MOST_SEGMENTS, -(-most // length)), limited and one.bytes_per_s + other.bytes_per_s
+    )
+
+
+def _limited(pace: Pace, beta_us_per_mb: Fraction) -> Pace:
+    """With the rate of a link, where that is low enough to matter."""
+    if pace.under_way_bytes * beta_us_per_mb < QUEUE_US * 10**6:
+        return pace
+    return replace(pace, bytes_per_s=math.ceil(HASTE * 10**12 / beta_us_per_mb))
 
 
 def _pace(usual: Pace, alpha_us: Fraction, beta_us_per_mb: Fraction, longest_bytes: int) -> Pace:

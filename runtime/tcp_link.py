@@ -41,6 +41,8 @@ WAKE_BYTES = 32 << 10  # of a segment that is under way, which wake a rank that 
 UNSENT = 2  # segments that wait in the kernel behind what is on its way
 USUAL_WMEM_MAX = 212992  # Linux's own
 _SO_BUF_LOCK = 72  # since Linux 5.13; 0: the kernel finds the right length again
+_SO_MAX_PACING_RATE = 47  # bytes in a second
+_NO_LIMIT = 2**64 - 1
 
 
 class Outgoing:
@@ -76,6 +78,11 @@ class Outgoing:
     def may_go(self, run: int) -> bool:
         """Whether a segment of it may be sent."""
         return self.begun == run and (self.eager or self.ready == run) and not self.waits(run)
+
+    @property
+    def whole(self) -> bool:
+        """Whether nothing of it has been sent."""
+        return self.left == self._count
 
     def segment(self, most: int) -> memoryview:
         """Its next bytes; `left` says how many are left after them."""
@@ -171,14 +178,19 @@ def _wmem_max() -> int:
 
 class Link:
     """This rank's end of a connection. poller: an epoll, which learns what the link waits for. lost: is called once
-    with the reason when the connection is lost."""
+    with the reason when the connection is lost. sending: gets the link when it has something to send."""
 
     def __init__(
-        self, peer: int, connection: socket.socket, poller: select.epoll, lost: Callable[[str], object]
+        self,
+        peer: int,
+        connection: socket.socket,
+        poller: select.epoll,
+        lost: Callable[[str], object],
+        sending: list[Link],
     ) -> None:
         self.peer = peer
         self.lost = False
-        self._tell_lost = lost
+        self._tell_lost, self._sending = lost, sending
         self.at = connection.fileno()
         self._connection, self._poller = connection, poller
         self._run = 0
@@ -196,6 +208,7 @@ class Link:
         self._segment: tuple[Incoming, int, bool] | None = None
         self._least = 1
         self._kept: Pace | None = None  # no limit yet
+        self._most = _NO_LIMIT  # bytes in a second
         self._early = False  # the head is of a run that has not begun here
         poller.register(self.at, 0)
         self._want(select.EPOLLIN, True)
@@ -225,7 +238,7 @@ class Link:
         if pace == self._kept:
             return
         before, self._kept = self._kept, pace
-        nbytes = pace.segments * pace.segment_bytes
+        nbytes = pace.under_way_bytes
         allowed, option = _wmem_max(), self._connection.setsockopt
         # The connection may be lost, and the kernel may not know the second option.
         with contextlib.suppress(OSError):
@@ -236,10 +249,21 @@ class Link:
             if nbytes // 2 > allowed:
                 option(socket.SOL_SOCKET, _SO_BUF_LOCK, 0)
 
+    def _limit(self, nbytes: int) -> None:
+        """A message begins. What is longer than all that is on its way leaves at the pace of its link; a shorter one is
+        handed over whole, and links take such as they come: two that shared one would both be late."""
+        pace = self._messages.pace
+        most = pace.bytes_per_s if pace.bytes_per_s and nbytes > pace.under_way_bytes else _NO_LIMIT
+        if most != self._most:
+            self._most = most
+            with contextlib.suppress(OSError):  # a kernel that does not know it; or the connection is lost
+                self._connection.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, struct.pack("Q", most))
+
     def send(self, message: Outgoing) -> None:
-        """Something may go."""
+        """Something may go, with the next look at the connections: words that are said meanwhile are not to wait behind
+        it in the queue of the uplink."""
         heapq.heappush(self._work, (message.place, message))
-        self.write()
+        self._sending.append(self)
 
     def say(self, kind: int, tag: int) -> None:
         """A word to the peer, which goes with the next `write`."""
@@ -279,6 +303,8 @@ class Link:
             self._words.clear()
         if self._work:
             message = self._work[0][1]
+            if message.whole:
+                self._limit(message.left)
             part = message.segment(self._messages.pace.segment_bytes)
             if not message.left:
                 heapq.heappop(self._work)

@@ -61,9 +61,13 @@ class Links:
         self.poller = select.epoll()
         self._lost = ""  # which connection is, and why
         self._lost_s = 0.0
-        self.links = {peer: Link(peer, made, self.poller, self._lose) for peer, made in connections.items()}
-        self._at = {link.at: link for link in self.links.values()}
         self._talking: list[Link] = []  # have words that were not handed to the kernel
+        self._sending: list[Link] = []  # have messages that may go since the last look
+        self.links = {
+            peer: Link(peer, made, self.poller, self._lose, self._sending)
+            for peer, made in connections.items()
+        }
+        self._at = {link.at: link for link in self.links.values()}
         self.sleeper: Sleeper | None = None
         self.run = 0
         self.owner: object = None  # whose messages are under way
@@ -86,10 +90,11 @@ class Links:
         self._talking.append(link)
 
     def _speak(self) -> None:
-        if self._talking:
-            talking, self._talking = self._talking, []
-            for link in talking:
+        """Words first, then what may go."""
+        for links in (self._talking, self._sending):
+            for link in links:
                 link.write()
+            links.clear()
 
     def move(self) -> None:
         """Move what can be moved. Raises RunFailed for a connection that is lost, after a moment in which the job may

@@ -1,5 +1,7 @@
 """Messages between nodes in confirmed segments, on an MPI whose requests finish when the test says."""
 
+import itertools
+from dataclasses import replace
 from fractions import Fraction
 from types import SimpleNamespace
 
@@ -307,3 +309,33 @@ def test_of_two_links_segments_are_short_enough_for_either_and_as_many_as_either
 def test_a_link_without_beta_has_the_most_segments_on_their_way():
     found = pace.paces(two_nodes(Link(0, 1, Fraction(1), Fraction(0), Fraction(0))), "MPICH")
     assert found == {(0, 1): pace.Pace(256 << 10, pace.MOST_SEGMENTS)}
+
+
+@pytest.mark.parametrize(
+    ("of_link", "of_port", "wanted"),
+    [
+        (40_000, 1, 25_750_000),  # 200 Mbit/s, and 3 % more
+        (1, 160_000, 6_437_500),
+        (8_000, 1, 128_750_000),
+        (800, 800, 0),  # 10 Gbit/s: what is on its way takes 0.6 ms
+        (0, 0, 0),
+    ],
+)
+def test_long_messages_leave_at_the_pace_of_their_link_over_tcp(of_link, of_port, wanted):
+    link = Link(0, 1, Fraction(100), Fraction(of_link), Fraction(0), (0,))
+    topology = two_nodes(link, beta=Fraction(of_port))
+    found = pace.paces(topology, "TCP").get((0, 1), pace.usual("TCP"))
+    assert found.bytes_per_s == wanted
+    over_mpi = pace.paces(topology, "MPICH").get((0, 1), pace.usual("MPICH"))
+    assert over_mpi == replace(found, bytes_per_s=0)
+
+
+@pytest.mark.parametrize(
+    ("betas", "wanted"),
+    [((40_000, 80_000), 38_625_000), ((40_000, 100), 0), ((40_000, 80_000, 80_000), 51_500_000)],
+)
+def test_several_links_of_a_pair_may_be_at_work_at_once(betas, wanted):
+    links = [Link(0, 1, Fraction(9), Fraction(beta), Fraction(0)) for beta in betas]
+    for order in itertools.permutations(links):
+        found = pace.paces(two_nodes(*order), "TCP").get((0, 1), pace.usual("TCP"))
+        assert found.bytes_per_s == wanted

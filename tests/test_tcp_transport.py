@@ -436,3 +436,61 @@ def test_the_kernel_keeps_what_the_pace_says(monkeypatch):
     assert sizes[:3] == [300_000, 100_000, 300_000] and sizes[4] == 100_000
     assert sizes[3] > 400_000
     assert waiting == [200_000, 100_000, 200_000, 2_000_000, 100_000]
+
+
+def most_bytes_per_s(connection):
+    return struct.unpack("Q", connection.getsockopt(socket.SOL_SOCKET, tcp_link._SO_MAX_PACING_RATE, 8))[0]
+
+
+def test_a_long_message_leaves_at_the_pace_of_its_link_and_a_short_one_at_once(pair):
+    """So do those of a program of which no rate is known, which comes after one of which it is."""
+    connection, rates = pair.links[0].links[1]._connection, []
+    for known in (tcp_transport.Pace(1000, 3, 123_456_789), tcp_transport.Pace(1000, 3)):
+        mine, theirs = pair.transports(paces={(0, 1): known})
+        sources = [np.full(length, 7, np.uint8) for length in (3001, 3000, 50_000)]
+        targets = [np.zeros(len(source), np.uint8) for source in sources]
+        sends = [mine.send(source, 1, tag) for tag, source in enumerate(sources)]
+        receives = [theirs.recv(target, 0, tag) for tag, target in enumerate(targets)]
+        for port in (mine, theirs):
+            port.begin()
+        for send, receive, target in zip(sends, receives, targets, strict=True):
+            receive.start()
+            send.start()
+            while not theirs.poll([receive.token]):
+                mine.poll([])
+            assert (target == 7).all()
+            rates.append(most_bytes_per_s(connection))
+        mine.poll([send.token for send in sends])
+        for port in (mine, theirs):
+            port.end()
+            port.close()
+    assert rates == [123_456_789, tcp_link._NO_LIMIT, 123_456_789, *[tcp_link._NO_LIMIT] * 3]
+
+
+def test_a_kernel_that_knows_no_pace_sends_all_the_same(pair, monkeypatch):
+    monkeypatch.setattr(tcp_link, "_SO_MAX_PACING_RATE", 9999)
+    mine, theirs = pair.transports(paces={(0, 1): tcp_transport.Pace(1000, 3, 123_456_789)})
+    source, target = np.full(50_000, 7, np.uint8), np.zeros(50_000, np.uint8)
+    send, receive = mine.send(source, 1, 0), theirs.recv(target, 0, 0)
+    for port in (mine, theirs):
+        port.begin()
+    receive.start()
+    send.start()
+    while not theirs.poll([receive.token]):
+        mine.poll([send.token])
+    assert (target == 7).all()
+    for port in (mine, theirs):
+        port.end()
+
+
+def test_words_leave_before_data_that_were_started_before_them(raw):
+    links, theirs = raw
+    theirs.settimeout(5)
+    port = TcpTransport(links, 0, Plain())
+    send, receive = port.send(np.zeros(1000, np.uint8), 1, 0), port.recv(np.zeros(100_000, np.uint8), 1, 3)
+    port.begin()
+    send.start()
+    receive.start()
+    port.poll([])
+    assert theirs.recv(HEAD.size) == HEAD.pack(3 * KINDS + READY, 1, 0)
+    assert theirs.recv(HEAD.size) == HEAD.pack(0 * KINDS + LAST, 1, 1000)
