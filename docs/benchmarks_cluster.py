@@ -4,6 +4,7 @@
     python docs/benchmarks_cluster.py headline              the case without latency, 8 MB only
     python docs/benchmarks_cluster.py 4x2 allreduce 8MB     some rows
     python docs/benchmarks_cluster.py flat 16MB turns       a column more: the same program without turns
+    python docs/benchmarks_cluster.py 5x1 one 8MB           another cluster
     python docs/benchmarks_cluster.py 4x2 one               the program that the model likes best, and no other
     python docs/benchmarks_cluster.py 4x2 keep=DIR links    only measure the links, and keep the profile in DIR
     python docs/benchmarks_cluster.py 4x2 keep=DIR programs   the same, and make and keep the programs
@@ -38,9 +39,13 @@ CASES = {
     "4x2": layout(4, 2, "200mbit", {3: "50mbit"}, latency_us=1000),
     "even": layout(4, 2, "200mbit", latency_us=1000),
     "flat": layout(4, 2, "200mbit"),
+    "2x3": layout(2, 3, "1gbit", {0: "300mbit"}, latency_us=50),
+    "3x2": layout(3, 2, "100mbit", {1: "400mbit"}, latency_us=200),
+    "3x3": layout(3, 3, "500mbit", {2: "100mbit"}, latency_us=500),
+    "5x1": layout(5, 1, "100mbit", {0: "20mbit", 2: "300mbit"}, latency_us=2000),
 }
 USUAL_CASES = ("headline", "2x4", "4x2", "even")
-COLLECTIVES = ("allgather", "allreduce", "broadcast", "alltoall")
+COLLECTIVES = ("allgather", "allreduce", "broadcast", "alltoall", "reducescatter")
 USUAL = COLLECTIVES[:3]
 SIZES = {"64KB": 2**16, "1MB": 2**20, "8MB": 2**23, "16MB": 2**24, "64MB": 2**26}
 USUAL_SIZES = ("64KB", "1MB", "8MB", "64MB")

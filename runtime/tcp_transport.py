@@ -89,7 +89,7 @@ class Links:
         link.say(kind, tag)
         self._talking.append(link)
 
-    def _speak(self) -> None:
+    def _hand_over(self) -> None:
         """Words first, then what may go."""
         for links in (self._talking, self._sending):
             for link in links:
@@ -99,7 +99,7 @@ class Links:
     def move(self) -> None:
         """Move what can be moved. Raises RunFailed for a connection that is lost, after a moment in which the job may
         end for a better known reason, and for what does not belong here."""
-        self._speak()
+        self._hand_over()
         for at, what in self.poller.poll(0):
             if at not in self._at:  # a bell
                 continue
@@ -108,7 +108,7 @@ class Links:
                 link.read()
             if what & select.EPOLLOUT:
                 link.write()
-        self._speak()  # words that follow from what was read: the rank may sleep next
+        self._hand_over()  # words that follow from what was read: the rank may sleep next
         if self._lost and time.monotonic() - self._lost_s > LINGER_S:
             raise RunFailed(self._lost)
 
