@@ -327,7 +327,7 @@ class _Builder:
                 goal = [("o", offsets[0]) for offsets in wanted if offsets]
                 if not (final and message.into == (0,) and len(goal) == len(piece) and contiguous(goal)):
                     goal = address_range(
-                        ("s", rank.allocate(len(piece), message.end_fs, 0, number)), len(piece)
+                        ("s", rank.allocate(len(piece), *self._needed(message, number))), len(piece)
                     )
                 goals.append(goal)
             (first, *more), goal = alike, goals[0]
@@ -342,7 +342,7 @@ class _Builder:
                 summed = Operation(message.dst, "rrc", operand[0], goal[0], len(piece), lane, at, number)
                 received = self._add(summed, operand, goal)
             else:
-                base = rank.allocate(len(piece), message.end_fs, 0, number)
+                base = rank.allocate(len(piece), *self._needed(message, number))
                 landed = address_range(("s", base), len(piece))
                 received = self._land(message, landed, key, lane)
                 turn = key[2] + 1
@@ -380,15 +380,20 @@ class _Builder:
             self._copy(message.dst, run[0][0], run[0][1], len(run), (*key[:2], part), key[1], lane, "re")
         return part + 1
 
+    def _needed(self, message: Message, number: int) -> tuple[int, int, int]:
+        """The moment from which a receiver needs memory for a message: before it leaves, since most executors send when
+        the receiver has said that there is some. (MSCCL's kernels put into slots what comes before its receive.)"""
+        return (message.start_fs - 2 * self.priced.alpha_fs[message.link], 1, number)
+
     def _filled(self, number: int, message: Message, target: Sequence[Address | None]) -> list[Address]:
         """The targets, with one piece of scratch for those that have no place yet."""
         missing = sum(place is None for place in target)
         if not missing:
             return [place for place in target if place is not None]
         if missing == len(target):
-            base = self.ranks[message.dst].allocate(missing, message.end_fs, 0, number)
+            base = self.ranks[message.dst].allocate(missing, *self._needed(message, number))
             return address_range(("s", base), missing)
-        base = self.ranks[message.dst].allocate(missing, message.end_fs, 0, number)
+        base = self.ranks[message.dst].allocate(missing, *self._needed(message, number))
         fresh = iter(address_range(("s", base), missing))
         return [next(fresh) if place is None else place for place in target]
 
@@ -399,7 +404,7 @@ class _Builder:
         places = self._filled(key[1], message, target)
         if contiguous(places):
             return places, self._land(message, places, key, lane)
-        base = self.ranks[message.dst].allocate(len(places), message.end_fs, 0, key[1])
+        base = self.ranks[message.dst].allocate(len(places), *self._needed(message, key[1]))
         landed = address_range(("s", base), len(places))
         received = self._land(message, landed, key, lane)
         moves = list(zip(landed, places, strict=True))
@@ -424,7 +429,7 @@ class _Builder:
         if len(places) < count or not contiguous(places):
             places = own
             if not contiguous(own) or own[0][0] == "i":
-                places = address_range(("s", rank.allocate(count, message.end_fs, 0, key[1])), count)
+                places = address_range(("s", rank.allocate(count, *self._needed(message, key[1]))), count)
         operand = own
         if not contiguous(own):
             self._move(message.dst, list(zip(own, places, strict=True)), key, key[1], lane)
@@ -444,7 +449,7 @@ class _Builder:
         """Some chunks meet a value to be added to, others are the first of their kind on this rank."""
         rank = self.ranks[message.dst]
         places = self._filled(key[1], message, target)
-        base = rank.allocate(len(piece), message.end_fs, 0, key[1])
+        base = rank.allocate(len(piece), *self._needed(message, key[1]))
         received = self._land(message, address_range(("s", base), len(piece)), key, lane)
         for i, (chunk, goal) in enumerate(zip(piece, places, strict=True)):
             own, arrived = rank.at.get(chunk), ("s", base + i)

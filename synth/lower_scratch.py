@@ -18,7 +18,7 @@ class Piece:
     """Contiguous chunks of scratch. Moments are (time, order within it), comparable with one another."""
 
     length: int
-    begin: tuple[int, ...]  # the moment from which it is needed
+    begin: tuple[int, ...]  # the moment from which it is needed, of a message before it leaves
     end: tuple[int, ...]  # the moment after the last use
     first: tuple[int, ...]  # operations that write it first
     last: tuple[int, ...]  # operations after which it is free

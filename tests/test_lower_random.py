@@ -201,7 +201,38 @@ def test_a_relay_reuses_its_scratch() -> None:
     result = lower_exact(algorithm, topology)
     proven(result.program, collective)
     assert result.slower_fs == 0
-    assert result.program.gpus[1].scratch_chunks == 1  # each arrives when the one before has left
+    # Chunks leave every 1.125 us. Each needs memory from 2 us before it leaves until it has left the relay, 4.25 us.
+    assert result.program.gpus[1].scratch_chunks == 4
+
+
+@pytest.mark.parametrize(("start", "shared"), [(50, False), (101, False), (103, True)])
+def test_a_message_leaves_without_waiting_for_memory(start: int, shared: bool) -> None:
+    """Rank 0 gathers two chunks in scratch, which leave until 100 us, and receives one to be passed on; the receiver's
+    word that there is memory takes a latency of 1 us, and as long again is left for it to look."""
+    links = tuple(Link(*pair, Fraction(1), Fraction(50), Fraction(0)) for pair in [(0, 1), (2, 0), (0, 3)])
+    topology = Topology("star", ((0, 1, 2, 3),), links)
+    ends = [((0, 0), (1, 0)), ((0, 2), (1, 1)), ((2, 0), (3, 0))]
+    chunks = tuple(Chunk((source,), (target,)) for source, target in ends)
+    collective = Collective(
+        "custom", 4, chunks, False, (3, 0, 1, 0), (0, 2, 0, 1), (None,) * 4, 3, 3
+    )  # fmt: skip
+    size = 3 * 10**6
+    assert collective.chunk_bytes(size) == 10**6
+    messages = tuple(
+        Message(link, *ends, chunks, at * 10**9, (at + 50 * len(chunks) + 1) * 10**9, "copy")
+        for link, ends, chunks, at in [
+            (0, (0, 1), (0, 1), 0),
+            (1, (2, 0), (2,), start),
+            (2, (0, 3), (2,), 200),
+        ]
+    )
+    algorithm = Algorithm("apart", collective, "star", size, messages, 251 * 10**9, UNKNOWN, "test")
+    assert not check_algorithm(algorithm, topology)
+    program = lower(algorithm, topology)
+    proven(program, collective)
+    receive = next(step for tb in program.gpus[0].threadblocks for step in tb.steps if step.kind == "r")
+    assert (receive.depends is not None) == shared
+    assert program.gpus[0].scratch_chunks == 2 + (not shared)
 
 
 def test_pieces_share_memory_only_when_their_lives_do_not_meet() -> None:
