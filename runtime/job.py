@@ -370,6 +370,7 @@ class Job:
             sleeper = sleep.Sleeper(self._links.poller, self.memory, bool(self._spins))
             sleeper.meet(self, neighbours)
             self._links.sleeper = sleeper
+            self._links.uplinks.meet(self, neighbours)
         return replace(neighbours, tcp=self._links)
 
     def connect(self, bound: Bound) -> None:

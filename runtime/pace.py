@@ -3,18 +3,24 @@
 Segments keep the order of a program on slow links, where 64 KB take milliseconds. On quick ones they and their
 confirmations take processor time, and longer ones keep it as well.
 
-Over connections of our own a long message leaves no faster than its link passes it, as far as that is known. Else what
-is on its way stands in the queue of its node's uplink, and in the same queue stand what confirms the messages that come
-the other way and what says whose turn it is: both directions then wait for each other, and links have nothing to do.
+Over connections of our own messages leave no faster than their links pass them, as far as that is known. Else what is
+on its way stands in the queue of its node's uplink or of the other node's downlink, and in the same queue stand what
+confirms the messages that come the other way and what says whose turn it is: both directions then wait for each other,
+and links have nothing to do. The ranks of a node hand over one segment after the other to each uplink
+(`runtime/uplink.py`). A link may be slower than those, and a long message may share them: there the kernel sends at the
+rate of the link.
 """
 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from taccl.profiles.topology import Topology
+from taccl.runtime.uplink import MOST_UPLINKS, Uplink
 
 SEGMENT_BYTES = 64 << 10
 OPEN_MPI_SEGMENT_BYTES = 60 << 10  # and a header: less than 64 KB
@@ -23,23 +29,31 @@ SEGMENT_US = 2700  # that a longer one may take, as one of 64 KB does over 200 M
 SEGMENTS = 5  # that are on their way to a peer; more than the bytes that a round trip takes on most networks
 LEAST_SEGMENTS = 3  # of longer ones
 MOST_SEGMENTS = 64  # over a link of which it is known that a round trip takes more
-HASTE = Fraction(103, 100)  # of a long message: a little more than its link passes, which then never idles
+HASTE = Fraction(103, 100)  # a little more than a link passes, which then never idles
 QUEUE_US = 1000  # a shorter queue is not worth avoiding
+SLOWER = Fraction(11, 10)  # than its uplinks is a link that they are so many times as quick as
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Of messages from one rank to another: bytes of a segment, how many are on their way, and the most bytes of a long
-    message that leave in a second; 0 where there is no such limit."""
+    """Of messages from one rank to another: bytes of a segment, how many are on their way, the most bytes of a message
+    that leave in a second (0 where there is no such limit), and the uplinks of its node that they leave over."""
 
     segment_bytes: int
     segments: int
     bytes_per_s: int = 0
+    uplinks: tuple[Uplink, ...] = ()
 
     @property
     def under_way_bytes(self) -> int:
         """Most of a message that is on its way."""
         return self.segments * self.segment_bytes
+
+    def limits(self, nbytes: int) -> bool:
+        """Whether a message of so many bytes leaves at no more than `bytes_per_s`. Where an uplink is no quicker, what
+        fits into the kernel goes at once, one after the other: two that shared the uplink would both be late."""
+        slower = all(SLOWER * self.bytes_per_s < rate for _, rate in self.uplinks)
+        return self.bytes_per_s > 0 and (slower or nbytes > self.under_way_bytes)
 
 
 def usual(library: str) -> Pace:
@@ -58,6 +72,7 @@ def paces(topology: Topology, library: str, longer: bool = True) -> dict[tuple[i
     """
     node_of, least = topology.node_of(), usual(library)
     longest_bytes = LONGEST_BYTES if longer and library in ("MPICH", "TCP") else least.segment_bytes
+    uplinks = _uplinks(topology, node_of) if library == "TCP" else {}
     found: dict[tuple[int, int], Pace] = {}
     of_kind: dict[tuple[Fraction, Fraction, tuple[int, ...]], Pace] = {}
     for link in topology.links:
@@ -68,7 +83,14 @@ def paces(topology: Topology, library: str, longer: bool = True) -> dict[tuple[i
         if pace is None:
             betas = [link.beta_us_per_mb, *(topology.ports[port].beta_us_per_mb for port in link.ports)]
             pace = _pace(least, link.alpha_us, max(betas), longest_bytes)
-            of_kind[kind] = pace = _limited(pace, max(betas)) if library == "TCP" else pace
+            if library == "TCP":
+                own = [
+                    (uplinks[port], topology.ports[port].beta_us_per_mb)
+                    for port in link.ports
+                    if port in uplinks
+                ]
+                pace = _limited(pace, max(betas), own)
+            of_kind[kind] = pace
         pair = link.src, link.dst
         found[pair] = _both(pace, found[pair]) if pair in found else pace
     return {pair: pace for pair, pace in found.items() if pace != least}
@@ -76,20 +98,44 @@ def paces(topology: Topology, library: str, longer: bool = True) -> dict[tuple[i
 
 def _both(one: Pace, other: Pace) -> Pace:
     """Of two links: segments that are short enough for either, as many bytes on their way as either wants, and in a
-    second as many as both pass, which may be at work at once."""
+    second as many as both pass, which may be at work at once. Who can say over which uplink a segment leaves?"""
     length = min(one.segment_bytes, other.segment_bytes)
     most = max(one.under_way_bytes, other.under_way_bytes)
     limited = one.bytes_per_s and other.bytes_per_s
     return Pace(
-        length, min(MOST_SEGMENTS, -(-most // length)), limited and one.bytes_per_s + other.bytes_per_s
+        length,
+        min(MOST_SEGMENTS, -(-most // length)),
+        limited and one.bytes_per_s + other.bytes_per_s,
+        one.uplinks if one.uplinks == other.uplinks else (),
     )
 
 
-def _limited(pace: Pace, beta_us_per_mb: Fraction) -> Pace:
-    """With the rate of a link, where that is low enough to matter."""
-    if pace.under_way_bytes * beta_us_per_mb < QUEUE_US * 10**6:
-        return pace
-    return replace(pace, bytes_per_s=math.ceil(HASTE * 10**12 / beta_us_per_mb))
+def _uplinks(topology: Topology, node_of: Sequence[int]) -> dict[int, int]:
+    """Of each port that only links from one node to others use, its number among those of its node."""
+    sources: defaultdict[int, set[int]] = defaultdict(set)
+    for link in topology.links:
+        for port in link.ports:
+            between = node_of[link.src] != node_of[link.dst]
+            sources[port] |= {node_of[link.src]} if between else {-1}
+    numbers: dict[int, int] = {}
+    of_node: defaultdict[int, list[int]] = defaultdict(list)
+    for port, nodes in sorted(sources.items()):
+        (node, *others) = nodes
+        if not others and node >= 0 and len(of_node[node]) < MOST_UPLINKS:
+            numbers[port] = len(of_node[node])
+            of_node[node].append(port)
+    return numbers
+
+
+def _limited(pace: Pace, beta_us_per_mb: Fraction, uplinks: list[tuple[int, Fraction]]) -> Pace:
+    """With the rate of a link and of its uplinks (number, beta in us/MB), where these are low enough to matter."""
+
+    def bytes_per_s(beta: Fraction) -> int:
+        matters = pace.under_way_bytes * beta >= QUEUE_US * 10**6
+        return math.ceil(HASTE * 10**12 / beta) if matters else 0
+
+    own = tuple((number, rate) for number, beta in uplinks if (rate := bytes_per_s(beta)))
+    return replace(pace, bytes_per_s=bytes_per_s(beta_us_per_mb), uplinks=own)
 
 
 def _pace(usual: Pace, alpha_us: Fraction, beta_us_per_mb: Fraction, longest_bytes: int) -> Pace:

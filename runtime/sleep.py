@@ -14,6 +14,7 @@ import contextlib
 import os
 import select
 import stat
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -57,6 +58,7 @@ class Sleeper:
 
     def __init__(self, poller: select.epoll, memory: SharedMemory, own_core: bool) -> None:
         self.armed = False  # it sleeps when it is called again
+        self.due_ns = 0  # of the monotonic clock: it has something to do then; 0: it has not
         self.bells: dict[int, Bell] = {}
         self._poller = poller
         self._looks = LOOKS if own_core else LOOKS_OF_MANY
@@ -117,11 +119,16 @@ class Sleeper:
             self.armed = True
             self._cell[0] = 1
         else:
-            for at, _ in self._poller.poll(self._most_s):
+            for at, _ in self._poller.poll(self._time_s()):
                 if at == self._inside:
                     with contextlib.suppress(BlockingIOError):
                         os.read(at, 4096)
             self._awake()
+
+    def _time_s(self) -> float:
+        if not self.due_ns:
+            return self._most_s
+        return min(self._most_s, max(0.0, (self.due_ns - time.monotonic_ns()) / 1e9))
 
     def _awake(self) -> None:
         if self.armed:

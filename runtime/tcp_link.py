@@ -29,6 +29,7 @@ from taccl.runtime.codecs.codec import FrameError
 from taccl.runtime.gates import Progress
 from taccl.runtime.pace import Pace
 from taccl.runtime.transport import HEAD_BYTES, used_bytes
+from taccl.runtime.uplink import Uplink
 
 HEAD = struct.Struct("<IIQ")
 KINDS = 4
@@ -178,7 +179,7 @@ def _wmem_max() -> int:
 
 class Link:
     """This rank's end of a connection. poller: an epoll, which learns what the link waits for. lost: is called once
-    with the reason when the connection is lost. sending: gets the link when it has something to send."""
+    with the reason when the connection is lost. sending: gets the link when it has messages to send."""
 
     def __init__(
         self,
@@ -186,7 +187,7 @@ class Link:
         connection: socket.socket,
         poller: select.epoll,
         lost: Callable[[str], object],
-        sending: list[Link],
+        sending: dict[Link, None],
     ) -> None:
         self.peer = peer
         self.lost = False
@@ -250,10 +251,9 @@ class Link:
                 option(socket.SOL_SOCKET, _SO_BUF_LOCK, 0)
 
     def _limit(self, nbytes: int) -> None:
-        """A message begins. What is longer than all that is on its way leaves at the pace of its link; a shorter one is
-        handed over whole, and links take such as they come: two that shared one would both be late."""
+        """A message begins."""
         pace = self._messages.pace
-        most = pace.bytes_per_s if pace.bytes_per_s and nbytes > pace.under_way_bytes else _NO_LIMIT
+        most = pace.bytes_per_s if pace.limits(nbytes) else _NO_LIMIT
         if most != self._most:
             self._most = most
             with contextlib.suppress(OSError):  # a kernel that does not know it; or the connection is lost
@@ -263,7 +263,7 @@ class Link:
         """Something may go, with the next look at the connections: words that are said meanwhile are not to wait behind
         it in the queue of the uplink."""
         heapq.heappush(self._work, (message.place, message))
-        self._sending.append(self)
+        self._sending[self] = None
 
     def say(self, kind: int, tag: int) -> None:
         """A word to the peer, which goes with the next `write`."""
@@ -278,40 +278,60 @@ class Link:
         """Whether something waits until the kernel takes it."""
         return bool(self._words or self._under_way) and not self.lost
 
-    def write(self) -> None:
-        """Hand to the kernel what it takes."""
+    @property
+    def first(self) -> int | None:
+        """The place in the program of the message that goes next; None while the kernel has to take what is laid out,
+        and when there is none."""
+        return self._work[0][0] if self._work and not self._under_way and not self.lost else None
+
+    @property
+    def uplinks(self) -> tuple[Uplink, ...]:
+        """What its segments leave over, as far as that is known."""
+        return self._messages.pace.uplinks
+
+    def write(self, segments: int = 0) -> int:
+        """Hand to the kernel what it takes: what is laid out, words, and at most so many segments more. Returns the
+        bytes of these."""
+        handed = 0
         if self.lost:
-            return
+            return handed
         while True:
-            if not self._under_way and not self._next():
+            if not self._under_way and segments and self._work:
+                segments -= 1
+                handed += self._lay_out()
+            if not self._under_way and not self._say():
                 self._want(select.EPOLLOUT, False)
-                return
+                return handed
             try:
                 taken = self._connection.sendmsg(self._under_way)
             except BlockingIOError:
                 self._want(select.EPOLLOUT, True)
-                return
+                return handed
             except OSError as error:
                 self._lose(error.strerror)
-                return
+                return handed
             self._took(taken)
 
-    def _next(self) -> bool:
-        """Lay out what goes next; whether there is something."""
+    def _say(self) -> bool:
+        """Lay out what is to be said; whether there is something."""
         if self._words:
             self._under_way.append(memoryview(bytes(self._words)))
             self._words.clear()
-        if self._work:
-            message = self._work[0][1]
-            if message.whole:
-                self._limit(message.left)
-            part = message.segment(self._messages.pace.segment_bytes)
-            if not message.left:
-                heapq.heappop(self._work)
-            kind = SEGMENT if message.left else LAST
-            self._under_way += memoryview(HEAD.pack(message.tag * KINDS + kind, self._run, len(part))), part
-            self._now = message
         return bool(self._under_way)
+
+    def _lay_out(self) -> int:
+        """A segment of the message that goes next, with what is to be said before it; its bytes."""
+        self._say()
+        message = self._work[0][1]
+        if message.whole:
+            self._limit(message.left)
+        part = message.segment(self._messages.pace.segment_bytes)
+        if not message.left:
+            heapq.heappop(self._work)
+        kind = SEGMENT if message.left else LAST
+        self._under_way += memoryview(HEAD.pack(message.tag * KINDS + kind, self._run, len(part))), part
+        self._now = message
+        return len(part)
 
     def _took(self, taken: int) -> None:
         parts = self._under_way

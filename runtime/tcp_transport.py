@@ -24,7 +24,7 @@ import numpy as np
 
 from taccl.errors import RunFailed
 from taccl.runtime.gates import Progress
-from taccl.runtime.pace import Pace, usual
+from taccl.runtime.pace import MOST_SEGMENTS, Pace, usual
 from taccl.runtime.sleep import Sleeper
 from taccl.runtime.streams import Lane
 from taccl.runtime.tcp_link import (
@@ -40,6 +40,7 @@ from taccl.runtime.tcp_link import (
 )
 from taccl.runtime.transport import Message, Plain, Transport, take_done
 from taccl.runtime.turns import Gate, Key
+from taccl.runtime.uplink import Uplinks
 
 EAGER_BYTES = 16 << 10  # messages up to here do not wait until their receive is ready
 # Nor do the first ones from a rank to another, whose words would take as long as they do. If more did, all that has its
@@ -62,13 +63,14 @@ class Links:
         self._lost = ""  # which connection is, and why
         self._lost_s = 0.0
         self._talking: list[Link] = []  # have words that were not handed to the kernel
-        self._sending: list[Link] = []  # have messages that may go since the last look
+        self._sending: dict[Link, None] = {}  # have messages that may go
         self.links = {
             peer: Link(peer, made, self.poller, self._lose, self._sending)
             for peer, made in connections.items()
         }
         self._at = {link.at: link for link in self.links.values()}
         self.sleeper: Sleeper | None = None
+        self.uplinks = Uplinks()
         self.run = 0
         self.owner: object = None  # whose messages are under way
 
@@ -90,11 +92,33 @@ class Links:
         self._talking.append(link)
 
     def _hand_over(self) -> None:
-        """Words first, then what may go."""
-        for links in (self._talking, self._sending):
-            for link in links:
-                link.write()
-            links.clear()
+        """Words first, then segments of what may go, in the order of the program, as long as uplinks are free soon."""
+        for link in self._talking:
+            link.write()
+        self._talking.clear()
+        due_ns = 0
+        while self._sending:
+            now_ns, due_ns = time.monotonic_ns(), 0
+            goes: tuple[int, Link] | None = None
+            for link in list(self._sending):
+                place = link.first
+                if place is None:
+                    if link.hungry() or link.lost:
+                        del self._sending[link]
+                    continue
+                at_ns = self.uplinks.due_ns(link.uplinks, now_ns)
+                if at_ns > now_ns:
+                    due_ns = min(at_ns, due_ns or at_ns)
+                elif goes is None or place < goes[0]:
+                    goes = place, link
+            if goes is None:
+                break
+            link = goes[1]
+            # What is known of no uplink goes as far as the kernel takes it.
+            handed = link.write(1 if link.uplinks else MOST_SEGMENTS)
+            self.uplinks.take(link.uplinks, handed, now_ns)
+        if self.sleeper is not None:
+            self.sleeper.due_ns = due_ns
 
     def move(self) -> None:
         """Move what can be moved. Raises RunFailed for a connection that is lost, after a moment in which the job may

@@ -1,6 +1,7 @@
 """Messages between nodes in confirmed segments, on an MPI whose requests finish when the test says."""
 
 import itertools
+import math
 from dataclasses import replace
 from fractions import Fraction
 from types import SimpleNamespace
@@ -327,7 +328,46 @@ def test_long_messages_leave_at_the_pace_of_their_link_over_tcp(of_link, of_port
     found = pace.paces(topology, "TCP").get((0, 1), pace.usual("TCP"))
     assert found.bytes_per_s == wanted
     over_mpi = pace.paces(topology, "MPICH").get((0, 1), pace.usual("MPICH"))
-    assert over_mpi == replace(found, bytes_per_s=0)
+    assert over_mpi == replace(found, bytes_per_s=0, uplinks=())
+
+
+def test_uplinks_are_ports_that_one_node_sends_over_numbered_on_each_node():
+    """Port 0 leads out of node 0, port 1 into node 2, port 2 out of node 1, port 3 is quick, port 4 is within node 0
+    as well, port 5 leads out of node 0."""
+    fast, slow = Fraction(100), Fraction(40_000)
+    pairs = [(0, 2, (0,)), (1, 4, (0, 1)), (2, 4, (1, 2)), (3, 0, (3,)), (0, 4, (4, 5)), (0, 1, (4,))]
+    links = tuple(Link(src, dst, Fraction(9), slow, Fraction(0), ports) for src, dst, ports in pairs)
+    ports = tuple(Port(f"p{n}", fast if n == 3 else slow + n) for n in range(6))
+    found = pace.paces(Topology("three", ((0, 1), (2, 3), (4,)), links, ports), "TCP")
+    rates = [math.ceil(1.03 * 10**12 / (40_000 + n)) for n in range(6)]
+    assert {pair: known.uplinks for pair, known in found.items()} == {
+        (0, 2): ((0, rates[0]),), (1, 4): ((0, rates[0]),), (2, 4): ((0, rates[2]),), (3, 0): (),
+        (0, 4): ((1, rates[5]),),
+    }  # fmt: skip
+
+
+def test_nobody_knows_by_which_uplink_leaves_what_may_take_two_links():
+    ports = tuple(Port(f"p{n}", Fraction(40_000)) for n in range(2))
+    for other, wanted in ((1, ()), (0, ((0, 25_750_000),))):
+        links = [Link(0, 1, Fraction(9), Fraction(40_000), Fraction(0), (port,)) for port in (0, other)]
+        found = pace.paces(Topology("two", ((0,), (1,)), tuple(links), ports), "TCP")
+        assert found[0, 1].uplinks == wanted
+
+
+@pytest.mark.parametrize(
+    ("bytes_per_s", "uplinks", "short", "long"),
+    [
+        (0, (), False, False),
+        (0, ((0, 900),), False, False),
+        (900, (), True, True),
+        (900, ((0, 1000),), True, True),
+        (900, ((0, 989),), False, True),
+        (900, ((0, 2000), (1, 900)), False, True),
+    ],
+)
+def test_short_messages_are_paced_where_their_uplinks_are_quicker(bytes_per_s, uplinks, short, long):
+    known = pace.Pace(1000, 3, bytes_per_s, uplinks)
+    assert [known.limits(nbytes) for nbytes in (1, 3000, 3001)] == [short, short, long]
 
 
 @pytest.mark.parametrize(

@@ -124,3 +124,13 @@ def test_without_shared_memory_it_sleeps_all_the_same(monkeypatch):
         made._most_s = 0.01
         made()
         made.close()
+
+
+def test_it_wakes_when_it_has_something_to_do(sleeper):
+    for after_s in (0.1, -1.0):
+        arm(sleeper)
+        begin = time.monotonic()
+        sleeper.due_ns = time.monotonic_ns() + int(after_s * 1e9)
+        sleeper()
+        assert max(0.0, after_s) <= time.monotonic() - begin < LONG_S / 2
+        sleeper.watch(lambda: 7)

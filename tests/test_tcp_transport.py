@@ -442,10 +442,10 @@ def most_bytes_per_s(connection):
     return struct.unpack("Q", connection.getsockopt(socket.SOL_SOCKET, tcp_link._SO_MAX_PACING_RATE, 8))[0]
 
 
-def test_a_long_message_leaves_at_the_pace_of_its_link_and_a_short_one_at_once(pair):
-    """So do those of a program of which no rate is known, which comes after one of which it is."""
+def test_a_long_message_leaves_at_the_pace_of_its_link_and_a_short_one_at_that_of_its_uplink(pair):
+    """And at once those of a program of which no rate is known, which comes after one of which it is."""
     connection, rates = pair.links[0].links[1]._connection, []
-    for known in (tcp_transport.Pace(1000, 3, 123_456_789), tcp_transport.Pace(1000, 3)):
+    for known in (tcp_transport.Pace(1000, 3, 123_456_789, ((0, 123_456_789),)), tcp_transport.Pace(1000, 3)):
         mine, theirs = pair.transports(paces={(0, 1): known})
         sources = [np.full(length, 7, np.uint8) for length in (3001, 3000, 50_000)]
         targets = [np.zeros(len(source), np.uint8) for source in sources]

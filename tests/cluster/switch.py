@@ -60,20 +60,36 @@ def forward(
     port_of = dict(zip(macs, range(len(macs)), strict=True))
     out_free = [0.0] * len(taps)
     in_free = [0.0] * len(taps)
+    entering: list[tuple[float, int, int, int, bytes]] = []  # (when, number, from, to, frame)
     waiting: list[tuple[float, int, int, bytes]] = []
     count = 0
     spin_s = min(_SPIN_S, latency_s / 50)
     while True:
         now = time.monotonic()
+        # Who comes to a downlink first has it first: not who was read first, perhaps long before it leaves.
+        while entering and entering[0][0] <= now:
+            start, number, src, dst, frame = heapq.heappop(entering)
+            start_in = max(start, in_free[dst])
+            if start_in - start > _QUEUE_S:
+                continue
+            nbytes = wire_bytes(frame)
+            in_free[dst] = start_in + nbytes * seconds_per_byte[dst]
+            slower = max(seconds_per_byte[src], seconds_per_byte[dst])
+            heapq.heappush(waiting, (start_in + nbytes * slower + latency_s, number, dst, frame))
         while waiting and waiting[0][0] <= now:
             _, _, port, frame = heapq.heappop(waiting)
             with contextlib.suppress(BlockingIOError):  # a full queue loses the frame, as networks do
                 os.write(taps[port], frame)
         latest = now + _AHEAD_S
         open_ports = [0, *(tap for tap, free in zip(taps, out_free, strict=True) if free < latest)]
+        # No frame is due before the latency has passed after it entered.
+        first = min(
+            (events[0][0] + more for events, more in ((entering, latency_s), (waiting, 0.0)) if events),
+            default=0.0,
+        )
         pause = 1.0
-        if waiting:  # whose first is due before any port opens again, or within the latency after it
-            pause = waiting[0][0] - time.monotonic() - spin_s
+        if first:
+            pause = first - time.monotonic() - spin_s
             if len(open_ports) <= len(taps):
                 pause = min(pause, min(free for free in out_free if free >= latest) - latest)
         # The last stretch is spun: the kernel wakes a sleeper tens of us late.
@@ -93,18 +109,13 @@ def forward(
                 if dst < 0:
                     continue
                 now = time.monotonic()
-                due = now
-                if unshaped not in (src, dst):
-                    start_out = max(now, out_free[src])
-                    start_in = max(start_out, in_free[dst])
-                    if start_in - now > _QUEUE_S:
-                        continue
-                    nbytes = wire_bytes(frame)
-                    out_free[src] = start_out + nbytes * seconds_per_byte[src]
-                    in_free[dst] = start_in + nbytes * seconds_per_byte[dst]
-                    due = start_in + nbytes * max(seconds_per_byte[src], seconds_per_byte[dst]) + latency_s
                 count += 1
-                heapq.heappush(waiting, (due, count, dst, frame))
+                if unshaped in (src, dst):
+                    heapq.heappush(waiting, (now, count, dst, frame))
+                    continue
+                start = max(now, out_free[src])
+                heapq.heappush(entering, (start, count, src, dst, frame))
+                out_free[src] = start + wire_bytes(frame) * seconds_per_byte[src]
                 if out_free[src] - now >= _AHEAD_S:
                     break
 
