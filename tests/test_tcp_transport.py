@@ -424,8 +424,11 @@ def test_the_kernel_keeps_what_the_pace_says(monkeypatch):
     monkeypatch.setattr(tcp_link, "_wmem_max", lambda: 500_000)
     both = Pair()
     sizes, waiting = [], []
-    for length, segments in ((100_000, 3), (50_000, 2), (100_000, 3), (1_000_000, 64), (50_000, 2)):
-        port = both.transports(paces={(0, 1): tcp_transport.Pace(length, segments)})[0]
+    over_one = ((0, 10**9),)  # of which clocks are kept: twice as much, or what is allowed
+    kinds = [(100_000, 3, ()), (50_000, 2, ()), (100_000, 3, ()), (1_000_000, 64, ()), (50_000, 2, ())]
+    kinds += [(50_000, 2, over_one), (100_000, 7, over_one), (100_000, 10, over_one)]
+    for length, segments, uplinks in kinds:
+        port = both.transports(paces={(0, 1): tcp_transport.Pace(length, segments, 0, uplinks)})[0]
         assert port.begin() == ""
         connection = both.links[0].links[1]._connection
         sizes.append(connection.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF))
@@ -435,7 +438,8 @@ def test_the_kernel_keeps_what_the_pace_says(monkeypatch):
     both.close()
     assert sizes[:3] == [300_000, 100_000, 300_000] and sizes[4] == 100_000
     assert sizes[3] > 400_000
-    assert waiting == [200_000, 100_000, 200_000, 2_000_000, 100_000]
+    assert sizes[5:] == [200_000, 1_000_000, 1_000_000]
+    assert waiting == [200_000, 100_000, 200_000, 2_000_000, *[100_000] * 2, *[200_000] * 2]
 
 
 def most_bytes_per_s(connection):
