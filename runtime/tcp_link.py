@@ -241,9 +241,8 @@ class Link:
         before, self._kept = self._kept, pace
         nbytes = pace.under_way_bytes
         allowed, option = _wmem_max(), self._connection.setsockopt
-        if (
-            pace.uplinks
-        ):  # their clocks see to it that queues are short; confirmations may take longer than is known
+        if pace.uplinks:
+            # Their clocks keep queues short, and confirmations may take longer than is known.
             nbytes = max(nbytes, min(2 * nbytes, 2 * allowed))
         # The connection may be lost, and the kernel may not know the second option.
         with contextlib.suppress(OSError):

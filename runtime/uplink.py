@@ -34,9 +34,8 @@ class Uplinks:
     """The clocks of this rank's node."""
 
     def __init__(self) -> None:
-        self._free_ns: Any = np.zeros(
-            MOST_UPLINKS, np.int64
-        ).data  # of the monotonic clock, which a node has once
+        # By the monotonic clock, which a node has once.
+        self._free_ns: Any = np.zeros(MOST_UPLINKS, np.int64).data
 
     def meet(self, job: Job, neighbours: Neighbours) -> None:
         """Share them with the ranks of this node that share memory; collective."""
