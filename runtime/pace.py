@@ -51,9 +51,10 @@ class Pace:
 
     def limits(self, nbytes: int) -> bool:
         """Whether a message of so many bytes leaves at no more than `bytes_per_s`. Where an uplink is no quicker, what
-        fits into the kernel goes at once, one after the other: two that shared the uplink would both be late."""
+        fits into the kernel goes at once, one after the other: two that shared the uplink would both be late. And a
+        segment is too little to be worth it: the kernel cuts what it paces into short packets."""
         slower = all(SLOWER * self.bytes_per_s < rate for _, rate in self.uplinks)
-        return self.bytes_per_s > 0 and (slower or nbytes > self.under_way_bytes)
+        return self.bytes_per_s > 0 and nbytes > (self.segment_bytes if slower else self.under_way_bytes)
 
 
 def usual(library: str) -> Pace:

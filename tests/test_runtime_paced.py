@@ -365,9 +365,17 @@ def test_nobody_knows_by_which_uplink_leaves_what_may_take_two_links():
         (900, ((0, 2000), (1, 900)), False, True),
     ],
 )
-def test_short_messages_are_paced_where_their_uplinks_are_quicker(bytes_per_s, uplinks, short, long):
+def test_short_messages_of_several_segments_are_paced_where_uplinks_are_quicker(
+    bytes_per_s, uplinks, short, long
+):
     known = pace.Pace(1000, 3, bytes_per_s, uplinks)
-    assert [known.limits(nbytes) for nbytes in (1, 3000, 3001)] == [short, short, long]
+    assert [known.limits(nbytes) for nbytes in (1, 1000, 1001, 3000, 3001)] == [
+        False,
+        False,
+        short,
+        short,
+        long,
+    ]
 
 
 @pytest.mark.parametrize(
