@@ -75,8 +75,8 @@ def test_synth_writes_what_verifies(tmp_path: Path) -> None:
 
 
 def test_verify_warns_of_nothing_that_synth_did_not(tmp_path: Path) -> None:
-    # Messages of several chunks: beyond some size they fill more than a slot of the FIFO.
-    for size, beyond in (("1MB", False), ("64MB", True)):
+    # Messages of several chunks: beyond some size they fill more than a slot of the FIFO, which nothing here needs.
+    for size in ("1MB", "64MB"):
         said, found = {}, {}
         for name in ("x.xml", "x.json"):
             file = str(tmp_path / name)
@@ -89,10 +89,9 @@ def test_verify_warns_of_nothing_that_synth_did_not(tmp_path: Path) -> None:
         assert (
             [warning["message"] for warning in found["x.json"]["warnings"]] == said["x.json"] == said["x.xml"]
         )
-        assert len(said["x.xml"]) == beyond
+        assert not said["x.xml"]
         converted = taccl("convert", str(tmp_path / "x.json"), "--to", "msccl-xml")
         assert converted.stdout == (tmp_path / "x.xml").read_text()
-        assert all(warning in converted.stderr for warning in said["x.xml"])
 
 
 def test_synth_same_request_same_bytes(tmp_path: Path) -> None:

@@ -35,8 +35,8 @@ def test_right_data(how):
     """Shared memory with buffers in it and private ones, beside MPI and TCP to another node; each of these alone."""
     ended = launch(3, WORKER, how)
     assert ended.code == 0, ended.err
-    # pieces: of shared memory, that are mapped when all is closed; ranks that sleep keep theirs, and see each other's and
-    # their clocks of uplinks
+    # pieces: of shared memory, that are mapped when all is closed; ranks that sleep keep theirs, and see each
+    # other's and their clocks of uplinks
     pieces = 3 * 3 + 3 if "tcp" in how else 0
     assert json.loads(ended.out) == {"wrong": 0, "cases": 3 * (48 + 6), "pieces": pieces}
 
