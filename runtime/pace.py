@@ -14,7 +14,7 @@ rate of the link.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -31,7 +31,7 @@ LEAST_SEGMENTS = 3  # of longer ones
 MOST_SEGMENTS = 64  # over a link of which it is known that a round trip takes more
 HASTE = Fraction(103, 100)  # a little more than a link passes, which then never idles
 QUEUE_US = 1000  # a shorter queue is not worth avoiding
-SLOWER = Fraction(11, 10)  # than its uplinks is a link that they are so many times as quick as
+SLOWER = Fraction(11, 10)  # a link is slower than an uplink that is more than so many times as quick
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,12 +119,12 @@ def _uplinks(topology: Topology, node_of: Sequence[int]) -> dict[int, int]:
             between = node_of[link.src] != node_of[link.dst]
             sources[port] |= {node_of[link.src]} if between else {-1}
     numbers: dict[int, int] = {}
-    of_node: defaultdict[int, list[int]] = defaultdict(list)
+    counts: Counter[int] = Counter()
     for port, nodes in sorted(sources.items()):
         (node, *others) = nodes
-        if not others and node >= 0 and len(of_node[node]) < MOST_UPLINKS:
-            numbers[port] = len(of_node[node])
-            of_node[node].append(port)
+        if not others and node >= 0 and counts[node] < MOST_UPLINKS:
+            numbers[port] = counts[node]
+            counts[node] += 1
     return numbers
 
 
