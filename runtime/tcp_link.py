@@ -39,6 +39,9 @@ MOST_TAGS = 2**32 // KINDS
 RUNS = 2**32  # numbers of runs, which then begin anew
 READS = 16  # of a connection at a time
 WAKE_BYTES = 32 << 10  # of a segment that is under way, which wake a rank that waits for more
+# A segment of more ends a frame of the kernel's, which else goes on with what the next one begins with: its last bytes
+# would come with that frame, on a slow link milliseconds later.
+FRAME_BYTES = 16 << 10
 UNSENT = 2  # segments that wait in the kernel behind what is on its way
 USUAL_WMEM_MAX = 212992  # Linux's own
 _SO_BUF_LOCK = 72  # since Linux 5.13; 0: the kernel finds the right length again
@@ -201,6 +204,7 @@ class Link:
         self._work: list[tuple[int, Outgoing]] = []
         self._words = bytearray()
         self._under_way: list[Any] = []
+        self._flags = 0  # of handing this over
         self._now: Outgoing | None = None
         # Inwards: a head that comes, and the segment that follows it.
         self._head = memoryview(bytearray(HEAD.size))
@@ -306,7 +310,7 @@ class Link:
                 self._want(select.EPOLLOUT, False)
                 return handed
             try:
-                taken = self._connection.sendmsg(self._under_way)
+                taken = self._connection.sendmsg(self._under_way, (), self._flags)
             except BlockingIOError:
                 self._want(select.EPOLLOUT, True)
                 return handed
@@ -334,6 +338,7 @@ class Link:
         kind = SEGMENT if message.left else LAST
         self._under_way += memoryview(HEAD.pack(message.tag * KINDS + kind, self._run, len(part))), part
         self._now = message
+        self._flags = socket.MSG_EOR if len(part) > FRAME_BYTES else 0
         return len(part)
 
     def _took(self, taken: int) -> None:
@@ -343,7 +348,7 @@ class Link:
         if parts:
             parts[0] = parts[0][taken:]
             return
-        message, self._now = self._now, None
+        message, self._now, self._flags = self._now, None, 0
         if message is not None and not message.left:
             message.done = True
             self._messages.finished()

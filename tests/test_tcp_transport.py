@@ -471,6 +471,36 @@ def test_a_long_message_leaves_at_the_pace_of_its_link_and_a_short_one_at_that_o
     assert rates == [123_456_789, tcp_link._NO_LIMIT, 123_456_789, *[tcp_link._NO_LIMIT] * 3]
 
 
+DATA_FRAMES_AT = 156  # in struct tcp_info of linux/tcp.h: frames with data that were sent
+
+
+def frames(connection):
+    found = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+    if len(found) < DATA_FRAMES_AT + 4:
+        pytest.skip("this kernel counts no frames")
+    return struct.unpack_from("I", found, DATA_FRAMES_AT)[0]
+
+
+@pytest.mark.parametrize("length, least, most", [(20_000, 20, 40), (2000, 1, 18)])
+def test_a_segment_ends_a_frame_of_the_kernels_but_a_short_one(pair, length, least, most):
+    """What waits in the kernel is else sent in its longest frames, and a segment arrives with the one after it."""
+    mine, theirs = pair.transports(paces={(0, 1): tcp_transport.Pace(length, 64, 100 * length)})
+    source = np.arange(20 * length, dtype=np.uint32).astype(np.uint8)
+    target = np.zeros_like(source)
+    send, receive = mine.send(source, 1, 0), theirs.recv(target, 0, 0)
+    for port in (mine, theirs):
+        port.begin()
+    before = frames(pair.links[0].links[1]._connection)
+    receive.start()
+    send.start()
+    while not theirs.poll([receive.token]):
+        mine.poll([send.token])
+    assert (target == source).all()
+    assert least <= frames(pair.links[0].links[1]._connection) - before <= most
+    for port in (mine, theirs):
+        port.end()
+
+
 def test_a_kernel_that_knows_no_pace_sends_all_the_same(pair, monkeypatch):
     monkeypatch.setattr(tcp_link, "_SO_MAX_PACING_RATE", 9999)
     mine, theirs = pair.transports(paces={(0, 1): tcp_transport.Pace(1000, 3, 123_456_789)})
