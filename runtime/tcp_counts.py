@@ -15,6 +15,25 @@ import struct
 # bytes received, of 64 bits each.
 COUNTS_AT = 120
 INFO_BYTES = COUNTS_AT + 16
+LEAST_BYTES_PER_S = 8 << 10  # of something that goes on; a frame now and then is none
+
+
+class Moving:
+    """Whether bytes go on moving: as many as that on average since they last did. moved: in all."""
+
+    def __init__(self, now_s: float, moved: int) -> None:
+        self.begin(now_s, moved)
+
+    def begin(self, now_s: float, moved: int) -> None:
+        """What moved before does not count."""
+        self._since_s, self._moved = now_s, moved
+
+    def goes_on(self, now_s: float, moved: int) -> bool:
+        """Whether they do, up to now."""
+        if moved - self._moved < max(1, LEAST_BYTES_PER_S * (now_s - self._since_s)):
+            return False
+        self.begin(now_s, moved)
+        return True
 
 
 def moved_bytes() -> int:

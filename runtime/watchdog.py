@@ -1,8 +1,9 @@
 """A rank that makes no progress ends the job, with a message that says who waits for whom.
 
-Progress is an operation of the program that is finished, on any rank of the host, or bytes that move over TCP: a long
-message on a slow link is no stall, whether the rank waits for it itself or for a neighbour that does. A rank that the
-system has stopped is no matter of progress: its neighbours end the job even while they compute and wait for nobody.
+Progress is an operation of the program that is finished, on any rank of the host, or bytes that go on moving over TCP:
+a long message on a slow link is no stall, whether the rank waits for it itself or for a neighbour that does. A rank
+that the system has stopped is no matter of progress: its neighbours end the job even while they compute and wait for
+nobody.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ from taccl.runtime.guard import KEY_BYTES, Guard, process_state
 TCP_AFTER_S = 0.5  # of a wait, before TCP is asked for bytes, and between two such looks
 FIRST_S = 0.5
 NODE_S, MOST_NODES = 0.1, 10  # between two nodes that know nothing of who does not answer
-LEAST_BYTES = 4096  # over TCP from one look that counts to the next
 SLOW = "if something is only slow, give a longer --deadline"
 CORES_BYTES = 1024  # of a mask of cores
 CELLS = 4  # of a rank: its sign of life, whether it waits, its last progress, its process
@@ -70,7 +70,7 @@ class Watchdog:
 
     def _watch(self) -> None:
         seen, since = self._marks(), time.monotonic()
-        looked, moved = since, tcp_counts.moved_bytes()
+        looked, moving = since, tcp_counts.Moving(since, tcp_counts.moved_bytes())
         # A tick well below the deadline, so that the job ends soon after it.
         while not self._stop.wait(min(0.1, self.deadline_s / 10)):
             now, marks = time.monotonic(), self._marks()
@@ -81,9 +81,10 @@ class Watchdog:
                     self._board.progress(now)
                 seen, since = marks, now
             elif now - max(since, looked) > min(TCP_AFTER_S, self.deadline_s / 4):
-                first = looked < since  # what moved before this wait is no progress of it
-                looked, before, moved = now, moved, tcp_counts.moved_bytes()
-                if not first and moved - before >= LEAST_BYTES:
+                first, looked, moved = looked < since, now, tcp_counts.moved_bytes()
+                if first:  # what moved before this wait is no progress of it
+                    moving.begin(now, moved)
+                elif moving.goes_on(now, moved):
                     self._board.progress(now)
             # A rank that waits for the stopped one has more to say, and says it before.
             if (stopped := self._board.stopped(now, self.deadline_s + FIRST_S)) is not None:
