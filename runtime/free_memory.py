@@ -37,10 +37,10 @@ def check_memory(
     if settings.transport == "shm" and settings.buffers == "private":
         on_host += min(ROOM_BYTES, ROOMS * mine)
     free = available_bytes()
-    if on_host * job.board.node_ranks > free * MEMORY_SHARE:
+    if on_host * job.machine.ranks > free * MEMORY_SHARE:
         raise EnvironmentProblem(
             f"a size of {shape.elements * dtype.bytes} bytes needs {on_host} bytes on each of "
-            f"{job.board.node_ranks} ranks here, and {free} bytes are free; use a smaller -e"
+            f"{job.machine.ranks} ranks here, and {free} bytes are free; use a smaller -e"
         )
     left = allowed_bytes()
     if on_host > left * MEMORY_SHARE:

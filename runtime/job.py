@@ -27,6 +27,7 @@ from taccl.runtime import mpi, process_memory, shared, watchdog
 from taccl.runtime.bind import Bound
 from taccl.runtime.coders import CodecPort, CodecThread, Note, Pauses
 from taccl.runtime.guard import Guard
+from taccl.runtime.machine import machine
 from taccl.synth.program import Program
 
 if TYPE_CHECKING:
@@ -98,6 +99,7 @@ class Job:
             self.receipts = world.Dup()  # confirmations of messages, with the tags of these
             self.notices = world.Dup()  # that a message's turn has come
             self.board = watchdog.Board(self.MPI, world)
+            self.machine = machine(world, self.board.node)
             self.watchdog = watchdog.Watchdog(self.MPI, deadline_s, self.board, self.guard)
             self.guard.started(self.board.key)
             self._started = True
@@ -109,7 +111,7 @@ class Job:
         self.memory = shared.SharedMemory()
         self._links: Links | None = None
         self._no_links: str | None = None  # why there are none, when that is known
-        ranks, cores = self.board.node_ranks, self.board.node_cores
+        ranks, cores = self.machine.ranks, self.machine.cores
         self._spins = SPINS if ranks <= cores else 0
         self._waiting = self._moving(os.sched_yield)
         self._two_cores = 2 * ranks <= cores and len(os.sched_getaffinity(0)) > 1  # for each rank

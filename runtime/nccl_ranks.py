@@ -12,7 +12,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,13 +19,13 @@ import numpy as np
 from taccl.errors import RunFailed
 from taccl.runtime.gpu import Cuda, address
 from taccl.runtime.job import Job
+from taccl.runtime.machine import identity
 
 LEAST_VERSION = 2700  # with ncclSend and ncclRecv
 ID_BYTES = 128
 TRIAL_WORDS = 1024  # int64, that each rank sends to the next one
 TRIAL_S = 20.0
 TEXT_BYTES = 512
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 Call = tuple[bool, int, int, int]  # whether it sends, address, bytes, peer
 
@@ -207,7 +206,7 @@ def why_no_library(cuda: Cuda) -> str:
 def _shared_device(job: Job, cuda: Cuda) -> str:
     """Which ranks are on one GPU, which NCCL refuses; empty when none are. A host is known by its kernel's start, so
     that containers on one host are seen to be on it."""
-    host = BOOT_ID.read_text() if BOOT_ID.exists() else str(job.board.node)
+    host = identity(job.board.node)
     bus = cuda.bus_id()
     mine = hashlib.sha256(f"{host} {bus.lower()}".encode()).digest()
     rows = [row.tobytes() for row in job.gather_bytes(np.frombuffer(mine, np.uint8), "the look at devices")]

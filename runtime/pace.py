@@ -49,12 +49,14 @@ class Pace:
         """Most of a message that is on its way."""
         return self.segments * self.segment_bytes
 
-    def limits(self, nbytes: int) -> bool:
-        """Whether a message of so many bytes leaves at no more than `bytes_per_s`. Where an uplink is no quicker, what
-        fits into the kernel goes at once, one after the other: two that shared the uplink would both be late. And a
-        segment is too little to be worth it: the kernel cuts what it paces into short packets."""
+    def unlimited_bytes(self) -> float:
+        """Longer messages leave at no more than `bytes_per_s`. Where an uplink is no quicker, what fits into the kernel
+        goes at once, one after the other: two that shared the uplink would both be late. And a segment is too little to
+        be worth it: the kernel cuts what it paces into short packets."""
+        if not self.bytes_per_s:
+            return math.inf
         slower = all(SLOWER * self.bytes_per_s < rate for _, rate in self.uplinks)
-        return self.bytes_per_s > 0 and nbytes > (self.segment_bytes if slower else self.under_way_bytes)
+        return self.segment_bytes if slower else self.under_way_bytes
 
 
 def usual(library: str) -> Pace:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import heapq
+import math
 import select
 import socket
 import struct
@@ -214,6 +215,7 @@ class Link:
         self._least = 1
         self._kept: Pace | None = None  # no limit yet
         self._most = _NO_LIMIT  # bytes in a second
+        self._unlimited_bytes = math.inf
         self._early = False  # the head is of a run that has not begun here
         poller.register(self.at, 0)
         self._want(select.EPOLLIN, True)
@@ -243,6 +245,7 @@ class Link:
         if pace == self._kept:
             return
         before, self._kept = self._kept, pace
+        self._unlimited_bytes = pace.unlimited_bytes()
         nbytes = pace.under_way_bytes
         allowed, option = _wmem_max(), self._connection.setsockopt
         if pace.uplinks:
@@ -259,8 +262,7 @@ class Link:
 
     def _limit(self, nbytes: int) -> None:
         """A message begins."""
-        pace = self._messages.pace
-        most = pace.bytes_per_s if pace.limits(nbytes) else _NO_LIMIT
+        most = self._messages.pace.bytes_per_s if nbytes > self._unlimited_bytes else _NO_LIMIT
         if most != self._most:
             self._most = most
             with contextlib.suppress(OSError):  # a kernel that does not know it; or the connection is lost

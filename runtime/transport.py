@@ -12,6 +12,7 @@ never comes.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -25,14 +26,15 @@ if TYPE_CHECKING:
     from taccl.runtime.streams import Lane
 
 OFFER_WORDS = 9  # int64 numbers that a rank tells all others when its sends are registered
-HEAD_BYTES = 16  # of a sized message
+HEAD = struct.Struct("<QQ")  # of a sized message: its length, and all bits of it turned
+HEAD_BYTES = HEAD.size
 ALL_BITS = 2**64 - 1
 
 
 def used_bytes(array: Any, room: int | None = None) -> int:
     """Bytes of a sized message in an array of uint8, or in one of `room` bytes of which this has the head. Raises
     FrameError for a damaged head."""
-    used, turned = array[:HEAD_BYTES].view(np.uint64).tolist()
+    used, turned = HEAD.unpack_from(array.data)
     if used ^ turned != ALL_BITS or not HEAD_BYTES <= used <= (len(array) if room is None else room):
         raise FrameError("the length of a message of frames is damaged")
     return int(used)
@@ -40,7 +42,7 @@ def used_bytes(array: Any, room: int | None = None) -> int:
 
 def write_head(array: Any, used: int) -> None:
     """Say how long a sized message is."""
-    array[:HEAD_BYTES].view(np.uint64)[:] = used, used ^ ALL_BITS
+    HEAD.pack_into(array.data, 0, used, used ^ ALL_BITS)
 
 
 def take_done(tokens: Sequence[Any]) -> list[int]:

@@ -8,7 +8,6 @@ nobody.
 
 from __future__ import annotations
 
-import functools
 import os
 import threading
 import time
@@ -22,7 +21,6 @@ TCP_AFTER_S = 0.5  # of a wait, before TCP is asked for bytes, and between two s
 FIRST_S = 0.5
 NODE_S, MOST_NODES = 0.1, 10  # between two nodes that know nothing of who does not answer
 SLOW = "if something is only slow, give a longer --deadline"
-CORES_BYTES = 1024  # of a mask of cores
 CELLS = 4  # of a rank: its sign of life, whether it waits, its last progress, its process
 
 
@@ -145,17 +143,8 @@ class Board:
         node.Bcast(key)
         self.key = bytes(key)  # the node's ranks have it alike
         self.node = min(self._ranks)  # the node's first rank names it
-        self.node_ranks = node.Get_size()
-        self.one_node = self.node_ranks == comm.Get_size()
+        self.one_node = node.Get_size() == comm.Get_size()
         self.node_slot = self._slot
-        # That some rank of the node may use: launchers bind each to some of them.
-        own = sum(1 << core for core in os.sched_getaffinity(0) if core < 8 * CORES_BYTES)
-        everyone = bytearray(CORES_BYTES * self.node_ranks)
-        node.Allgather(bytearray(own.to_bytes(CORES_BYTES, "little")), everyone)
-        masks = [everyone[first : first + CORES_BYTES] for first in range(0, len(everyone), CORES_BYTES)]
-        self.node_cores = functools.reduce(
-            int.__or__, (int.from_bytes(m, "little") for m in masks)
-        ).bit_count()
         self._node = node
         self._cells[CELLS * self._slot + 3] = os.getpid()
         self.sign(time.monotonic(), False)

@@ -1,7 +1,6 @@
 """What codes beside messages: settings of numpy are a thread's own, and what overflows is the caller's matter."""
 
 import functools
-import os
 import threading
 import time
 import warnings
@@ -9,7 +8,6 @@ import warnings
 import numpy as np
 import pytest
 import runtime_programs as programs
-from mpi_jobs import launch
 
 from taccl.runtime.codecs import CODECS
 from taccl.runtime.coded import Coding, coded
@@ -180,26 +178,3 @@ def test_a_thread_codes_where_each_rank_has_two_cores(two_cores):
     port.close()
     assert found == ["taccl-codec" if two_cores else threading.current_thread().name]
     assert ("taccl-codec" in threads) is two_cores
-
-
-@pytest.mark.mpi
-@pytest.mark.usefixtures("needs_a_launcher")
-@pytest.mark.parametrize("own", [1, 2])
-def test_the_cores_of_a_node_are_those_of_all_its_ranks(own):
-    """A rank that a launcher binds to one core or two sees these alone."""
-    cores = sorted(os.sched_getaffinity(0))
-    if len(cores) < 2:
-        pytest.skip("there is one core")
-    program = f"""
-import os
-from taccl.runtime.mpi import launcher
-cores = {cores}
-rank = launcher().rank
-os.sched_setaffinity(0, [cores[rank]] if {own} == 1 else cores[:2])
-from taccl.runtime.job import Job
-with Job(20.0) as job:
-    os.write(1, f"{{job.board.node_cores}} {{job._spins > 0}} {{job._two_cores}}\\n".encode())  # in one piece
-"""
-    ended = launch(2, "-c", program)
-    assert ended.code == 0, ended.err
-    assert sorted(ended.out.splitlines()) == ["2 True False"] * 2

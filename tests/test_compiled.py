@@ -168,6 +168,12 @@ def test_structs_have_the_sizes_that_both_sides_think():
     assert told("call") == ctypes.sizeof(compiled.Call)
 
 
+def test_calls_can_tell_more_bytes_than_2_gib():
+    calls = compiled.library()
+    for call in (calls.taccl_encode, calls.taccl_decode, calls.taccl_accumulate):
+        assert ctypes.sizeof(call.restype) == 8
+
+
 def test_it_can_be_left_out(monkeypatch):
     monkeypatch.setenv("TACCL_NATIVE", "0")
     native._load.cache_clear()

@@ -41,7 +41,7 @@ def library() -> Any:
     found.taccl_checksum.argtypes = (ctypes.c_void_p, ctypes.c_int64)
     found.taccl_checksum.restype = ctypes.c_uint64
     for name in ("taccl_encode", "taccl_decode", "taccl_accumulate"):
-        found[name].restype = ctypes.c_int64
+        getattr(found, name).restype = ctypes.c_int64  # which found[name] would forget
     return found
 
 
@@ -86,4 +86,4 @@ def _done(
     call = Call(
         codec.code, code, len(values), tile, *(origin or ANY), address(values), address(wire), len(wire), *scratch.at
     )  # fmt: skip
-    return int(calls[name](ctypes.byref(call)))
+    return int(getattr(calls, name)(ctypes.byref(call)))

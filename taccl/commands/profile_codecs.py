@@ -86,7 +86,7 @@ def profile_codecs(
             click.echo("taccl: codecs are measured in GPU memory (--device host: in host memory)", err=True)
         say_shared_devices(job, reach.neighbours)
     found = measure(job, asked, quick, reach)
-    warned = warnings(found, job.board.node_ranks, job.board.node_cores, place == "cuda")
+    warned = warnings(found, job.machine.ranks, job.machine.cores, place == "cuda")
     for line in warned if job.rank == 0 else ():
         click.echo(f"taccl: {line}", err=True)
     if topology is not None:
