@@ -15,6 +15,8 @@ from taccl.runtime.layout import Layout
 from taccl.runtime.shm import ROOM_BYTES, ROOMS
 
 MEMORY_SHARE = 0.9  # of what is free; the rest is for Python and the MPI library
+NO_LIMIT = 2**62
+MEMINFO, GROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
 
 
 def check_memory(
@@ -36,12 +38,12 @@ def check_memory(
     on_host = mine + pageable + (inside if cuda is None else pinned)
     if settings.transport == "shm" and settings.buffers == "private":
         on_host += min(ROOM_BYTES, ROOMS * mine)
-    free = available_bytes()
-    if on_host * job.machine.ranks > free * MEMORY_SHARE:
-        raise EnvironmentProblem(
-            f"a size of {shape.elements * dtype.bytes} bytes needs {on_host} bytes on each of "
-            f"{job.machine.ranks} ranks here, and {free} bytes are free; use a smaller -e"
-        )
+    for free, ranks in ((_machine_bytes(), job.machine.ranks), (_group_bytes(), job.board.node_ranks)):
+        if on_host * ranks > free * MEMORY_SHARE:
+            raise EnvironmentProblem(
+                f"a size of {shape.elements * dtype.bytes} bytes needs {on_host} bytes on each of {ranks} ranks here, "
+                f"and {free} bytes are free; use a smaller -e"
+            )
     left = allowed_bytes()
     if on_host > left * MEMORY_SHARE:
         raise EnvironmentProblem(
@@ -66,20 +68,29 @@ def shared_device(cuda: gpu.Cuda, neighbours: Neighbours, rank: int) -> tuple[in
 
 def available_bytes() -> int:
     """Memory that this machine, or the control group that this process is in, can still give."""
-    free = [2**62]
-    for line in Path("/proc/meminfo").read_text().splitlines():
+    return min(_machine_bytes(), _group_bytes())
+
+
+def _machine_bytes() -> int:
+    """Memory that this machine, with all its containers, can still give."""
+    for line in MEMINFO.read_text().splitlines():
         if line.startswith("MemAvailable:"):
-            free.append(int(line.split()[1]) * 1024)
-    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
+            return int(line.split()[1]) * 1024
+    return NO_LIMIT
+
+
+def _group_bytes() -> int:
+    """Memory that the control group of this container can still give."""
+    limit, used = GROUP / "memory.max", GROUP / "memory.current"
     if limit.exists() and used.exists() and limit.read_text().strip() != "max":
-        free.append(int(limit.read_text()) - int(used.read_text()))
-    return min(free)
+        return int(limit.read_text()) - int(used.read_text())
+    return NO_LIMIT
 
 
 def allowed_bytes() -> int:
     """Address space that this process may still take (ulimit -v)."""
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit == resource.RLIM_INFINITY:
-        return 2**62
+        return NO_LIMIT
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     return int(max(0, limit - pages * resource.getpagesize()))

@@ -28,6 +28,9 @@ LONGEST_BYTES = 256 << 10  # under MPICH, whose UCX asks before it sends more th
 SEGMENT_US = 2700  # that a longer one may take, as one of 64 KB does over 200 Mbit/s
 SEGMENTS = 5  # that are on their way to a peer; more than the bytes that a round trip takes on most networks
 LEAST_SEGMENTS = 3  # of longer ones
+# Longer segments are of links so quick that the kernel's timers and frames cost more than order brings, where cores are
+# what is short.
+ORDERLY_BYTES = 128 << 10
 MOST_SEGMENTS = 64  # over a link of which it is known that a round trip takes more
 HASTE = Fraction(103, 100)  # a little more than a link passes, which then never idles
 QUEUE_US = 1000  # a shorter queue is not worth avoiding
@@ -55,8 +58,9 @@ class Pace:
         be worth it: the kernel cuts what it paces into short packets."""
         if not self.bytes_per_s:
             return math.inf
-        slower = all(SLOWER * self.bytes_per_s < rate for _, rate in self.uplinks)
-        return self.segment_bytes if slower else self.under_way_bytes
+        if all(SLOWER * self.bytes_per_s < rate for _, rate in self.uplinks):
+            return self.segment_bytes
+        return self.under_way_bytes if self.segment_bytes <= ORDERLY_BYTES else math.inf
 
 
 def usual(library: str) -> Pace:

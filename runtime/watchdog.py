@@ -143,7 +143,8 @@ class Board:
         node.Bcast(key)
         self.key = bytes(key)  # the node's ranks have it alike
         self.node = min(self._ranks)  # the node's first rank names it
-        self.one_node = node.Get_size() == comm.Get_size()
+        self.node_ranks = node.Get_size()
+        self.one_node = self.node_ranks == comm.Get_size()
         self.node_slot = self._slot
         self._node = node
         self._cells[CELLS * self._slot + 3] = os.getpid()

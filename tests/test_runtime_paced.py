@@ -378,6 +378,16 @@ def test_short_messages_of_several_segments_are_paced_where_uplinks_are_quicker(
     ]
 
 
+def test_what_leaves_over_a_quick_uplink_has_no_pace_beside():
+    """And has one where the link is slower."""
+    for segment_bytes, uplink, wanted in (
+        (128 << 10, 900, 3 << 17),
+        (256 << 10, 900, math.inf),
+        (256 << 10, 1000, 1 << 18),
+    ):
+        assert pace.Pace(segment_bytes, 3, 900, ((0, uplink),)).unlimited_bytes() == wanted
+
+
 @pytest.mark.parametrize(
     ("betas", "wanted"),
     [((40_000, 80_000), 38_625_000), ((40_000, 100), 0), ((40_000, 80_000, 80_000), 51_500_000)],

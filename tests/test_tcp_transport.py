@@ -484,6 +484,17 @@ def frames(connection):
 @pytest.mark.parametrize("length, least, most", [(20_000, 20, 40), (2000, 1, 18)])
 def test_a_segment_ends_a_frame_of_the_kernels_but_a_short_one(pair, length, least, most):
     """What waits in the kernel is else sent in its longest frames, and a segment arrives with the one after it."""
+    check_frames(pair, length, least, most)
+
+
+@pytest.mark.parametrize(("most_framed", "least", "most"), [(128 << 10, 20, 40), (16 << 10, 1, 18)])
+def test_nor_does_a_long_one(pair, monkeypatch, most_framed, least, most):
+    monkeypatch.setattr(tcp_link, "MOST_FRAMED_BYTES", most_framed)
+    check_frames(pair, 20_000, least, most)
+
+
+def check_frames(pair, length, least, most):
+    """Send a message of 20 segments, and count the kernel's frames."""
     mine, theirs = pair.transports(paces={(0, 1): tcp_transport.Pace(length, 64, 100 * length)})
     source = np.arange(20 * length, dtype=np.uint32).astype(np.uint8)
     target = np.zeros_like(source)
