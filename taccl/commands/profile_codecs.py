@@ -201,7 +201,7 @@ def measure(job: Job, asked: Request, quick: bool, reach: Reach) -> list[CodecFi
 
 
 def warnings(found: Sequence[CodecFit], ranks: int, cores: int, on_device: bool = False) -> list[str]:
-    """Words on numbers that decisions should not rest on. ranks, cores: of a node."""
+    """Words on numbers that decisions should not rest on. ranks, cores: of a machine."""
     if on_device:  # kernels need no cores of their own
         why = "the GPU did other things, or ranks took turns on it; measure again while it has time for all"
     elif ranks > cores:
