@@ -1,17 +1,15 @@
 """Which ranks share a machine, whatever looks like a node to MPI, and the cores that these have."""
 
 import os
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from cluster_jobs import on_cluster
 from mpi_jobs import launch, needs_mpi
 
 from taccl.runtime import machine
 
-ROOT = Path(__file__).resolve().parent.parent
-pytestmark = [*needs_mpi]
+pytestmark = needs_mpi
 
 TELL = """
 import os
@@ -63,15 +61,6 @@ machine.BOOT_ID = pathlib.Path({str(tmp_path)!r}) / str(launcher().rank)
 @pytest.mark.alone
 def test_network_namespaces_are_on_one_machine():
     """Two nodes of one rank: each would have all cores for itself if the other were elsewhere."""
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "tests.cluster", "run", "--nodes=2", "--ranks=1", "--timeout=60", "--"),
-            *(sys.executable, "-c", TELL),
-        ],
-        cwd=ROOT, text=True, capture_output=True, timeout=100,
-    )  # fmt: skip
-    if done.returncode == 77:
-        pytest.skip(done.stderr.strip())
-    assert done.returncode == 0, done.stderr
+    done = on_cluster((sys.executable, "-c", TELL))
     cores = len(os.sched_getaffinity(0))
     assert done.stdout.splitlines() == [f"2 {cores} {cores >= 2} {cores >= 4}"] * 2

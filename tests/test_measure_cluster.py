@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from cluster.layout import Layout, layout
 from cluster.loopback import LoopbackProber
+from cluster_jobs import on_cluster
 
 from taccl.profiles.measure.survey import QUICK, survey
 from taccl.profiles.profile_file import read_topology
@@ -30,18 +31,7 @@ def in_cluster(
     """Run a program in an emulated cluster, which ends with this code; skip where none can be had."""
     words = [f"--nodes={of.nodes}", f"--ranks={of.ranks_per_node}", f"--latency-us={of.latency_us}"]
     words += [f"--slow={node}={bits // 1000}kbit" for node, bits in enumerate(of.rate_bits)]
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.cluster", "run", *words, f"--timeout={timeout_s}", "--", *program],
-        cwd=ROOT,
-        text=True,
-        capture_output=True,
-        timeout=timeout_s + 60,
-        env={**os.environ, **environment},
-    )
-    if done.returncode == 77:
-        pytest.skip(done.stderr.strip())
-    assert done.returncode == code, done.stderr
-    return done
+    return on_cluster(program, *words, code=code, timeout_s=timeout_s, **environment)
 
 
 def repeatedly(attempt: Callable[[], list[str]]) -> None:

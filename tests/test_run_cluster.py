@@ -1,13 +1,12 @@
 """A program over two emulated nodes: shared memory within each, MPI or TCP connections of our own between them."""
 
 import json
-import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import runtime_programs as programs
+from cluster_jobs import on_cluster
 from mpi_jobs import needs_mpi
 from native_algorithms import timed
 
@@ -16,23 +15,13 @@ from taccl.synth.collective import build
 from taccl.synth.msccl_xml import write_xml
 from taccl.synth.native import read_native, write_native
 
-ROOT = Path(__file__).resolve().parent.parent
 pytestmark = [*needs_mpi, pytest.mark.cluster, pytest.mark.alone]
 
 
 def on_two_nodes(ranks_per_node, rate, *line):
     """What a command of taccl says on the ranks of two emulated nodes; skip where there can be none."""
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "tests.cluster", "run", "--nodes=2", f"--ranks={ranks_per_node}"),
-            *(f"--rate={rate}", "--timeout=60", "--", sys.executable, "-m", "taccl", *line),
-        ],
-        cwd=ROOT, text=True, capture_output=True, timeout=100,
-    )  # fmt: skip
-    if done.returncode == 77:
-        pytest.skip(done.stderr.strip())
-    assert done.returncode == 0, done.stderr
-    return done
+    words = ("--nodes=2", f"--ranks={ranks_per_node}", f"--rate={rate}")
+    return on_cluster((sys.executable, "-m", "taccl", *line), *words)
 
 
 @pytest.mark.parametrize(("asked", "others"), [("auto", "tcp"), ("shm+tcp", "tcp"), ("shm+mpi", "mpi")])
@@ -169,24 +158,16 @@ WITH_A_CARD = (
 )
 
 
-def on_two_single_ranks(tmp_path, taccl, *more):
-    """A run of one rank on each of two nodes; taccl: the words that start it."""
+def on_two_single_ranks(tmp_path, code, taccl, *more):
+    """A run of one rank on each of two nodes, which ends with this code; taccl: the words that start it."""
     path = tmp_path / "ring.xml"
     path.write_text(write_xml(programs.ring_allgather(2, 1)))
-    words = ("-m", "tests.cluster", "run", "--nodes=2", "--ranks=1", "--rate=1gbit", "--timeout=60", "--")
-    done = subprocess.run(
-        [sys.executable, *words, *taccl, "run", str(path), "-b", "1K", "-e", "1K", *more],
-        cwd=ROOT, text=True, capture_output=True, timeout=100,
-    )  # fmt: skip
-    if done.returncode == 77:
-        pytest.skip(done.stderr.strip())
-    return done
+    return on_cluster((*taccl, "run", str(path), "-b", "1K", "-e", "1K", *more), code=code)
 
 
 def test_nodes_that_cannot_reach_each_other_by_tcp_say_so(tmp_path):
     """Each knows its own loopback only, at which the other one's ranks do not answer."""
-    done = on_two_single_ranks(tmp_path, APART, "--transport", "shm+tcp")
-    assert done.returncode == 6, done.stderr
+    done = on_two_single_ranks(tmp_path, 6, APART, "--transport", "shm+tcp")
     said = [line for line in done.stderr.splitlines() if line.startswith("taccl:")]
     assert len(said) == 1 and "rank 0 has no TCP connection to rank 1: " in said[0]
     assert "TACCL_INTERFACES" in said[0]
@@ -200,8 +181,7 @@ def test_nodes_that_cannot_reach_each_other_by_tcp_say_so(tmp_path):
     ],
 )
 def test_where_tcp_is_not_to_be_taken_messages_go_over_mpi(tmp_path, taccl, why):
-    done = on_two_single_ranks(tmp_path, taccl, "-v")
-    assert done.returncode == 0, done.stderr
+    done = on_two_single_ranks(tmp_path, 0, taccl, "-v")
     said = [line for line in (done.stdout + done.stderr).splitlines() if line.startswith("taccl:")]
     assert len(said) == 2
     assert all(f"transport mpi to every peer (no tcp: {why}" in line for line in said)
@@ -219,14 +199,8 @@ def test_a_rank_that_is_stopped_is_named_once(tmp_path):
     """By its node, though the ranks of the other one have waited as long."""
     path = tmp_path / "ring.xml"
     path.write_text(write_xml(programs.ring_allgather(4, 1)))
-    words = ("-m", "tests.cluster", "run", "--nodes=2", "--ranks=2", "--rate=1gbit", "--timeout=60", "--")
     line = ("-c", STOPS, "run", str(path), "-b", "1K", "-e", "1K", "-n", "500000", "--deadline=2")
-    done = subprocess.run(
-        [sys.executable, *words, sys.executable, *line], cwd=ROOT, text=True, capture_output=True, timeout=100
-    )
-    if done.returncode == 77:
-        pytest.skip(done.stderr.strip())
-    assert done.returncode == 86, done.stderr
+    done = on_cluster((sys.executable, *line), "--nodes=2", "--ranks=2", "--rate=1gbit", code=86)
     said = [line for line in done.stderr.splitlines() if line.startswith("taccl:")]
     assert len(said) == 1
     assert said[0].startswith("taccl: rank 3 made no progress for 2 s: ")

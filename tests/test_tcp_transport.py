@@ -487,9 +487,9 @@ def test_a_segment_ends_a_frame_of_the_kernels_but_a_short_one(pair, length, lea
     check_frames(pair, length, least, most)
 
 
-@pytest.mark.parametrize(("most_framed", "least", "most"), [(128 << 10, 20, 40), (16 << 10, 1, 18)])
-def test_nor_does_a_long_one(pair, monkeypatch, most_framed, least, most):
-    monkeypatch.setattr(tcp_link, "MOST_FRAMED_BYTES", most_framed)
+@pytest.mark.parametrize(("orderly_bytes", "least", "most"), [(128 << 10, 20, 40), (16 << 10, 1, 18)])
+def test_nor_does_a_long_one(pair, monkeypatch, orderly_bytes, least, most):
+    monkeypatch.setattr(tcp_link, "ORDERLY_BYTES", orderly_bytes)
     check_frames(pair, 20_000, least, most)
 
 
