@@ -42,7 +42,7 @@ READS = 16  # of a connection at a time
 WAKE_BYTES = 32 << 10  # of a segment that is under way, which wake a rank that waits for more
 # A segment of more ends a frame of the kernel's, which else goes on with what the next one begins with: its last bytes
 # would come with that frame, on a slow link milliseconds later.
-FRAME_BYTES, MOST_FRAMED_BYTES = 16 << 10, ORDERLY_BYTES
+FRAME_BYTES = 16 << 10
 UNSENT = 2  # segments that wait in the kernel behind what is on its way
 USUAL_WMEM_MAX = 212992  # Linux's own
 _SO_BUF_LOCK = 72  # since Linux 5.13; 0: the kernel finds the right length again
@@ -340,7 +340,7 @@ class Link:
         kind = SEGMENT if message.left else LAST
         self._under_way += memoryview(HEAD.pack(message.tag * KINDS + kind, self._run, len(part))), part
         self._now = message
-        self._flags = socket.MSG_EOR if FRAME_BYTES < len(part) <= MOST_FRAMED_BYTES else 0
+        self._flags = socket.MSG_EOR if FRAME_BYTES < len(part) <= ORDERLY_BYTES else 0
         return len(part)
 
     def _took(self, taken: int) -> None:
