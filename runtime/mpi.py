@@ -6,6 +6,7 @@ launcher (`launcher`, `mpiexec`) does not pay for it.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import fcntl
 import os
@@ -88,6 +89,9 @@ def load() -> Any:
     # All ranks of the host have these mapped by now. MPICH itself unlinks them at an orderly end only: a job
     # that ends by a signal or an abort would leave megabytes in /dev/shm.
     unlink(path for path in segments(os.getpid()) if "/mpich_shm_" in path)
+    # Open MPI 5 forgets those of a process without a launcher, 16 MB, at an orderly end, too.
+    if MPI.COMM_WORLD.Get_size() == 1:
+        atexit.register(lambda: unlink(segments(os.getpid())))
     return MPI
 
 

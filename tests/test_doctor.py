@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -146,6 +147,29 @@ def test_environment_for_a_launcher(monkeypatch):
     found = mpi.launch_environment()
     assert "PMI_RANK" not in found
     assert found["OMPI_MCA_osc"] == "rdma" and found["OMPI_MCA_mpi_yield_when_idle"] == "1"
+
+
+ALONE = """
+import os
+from taccl.runtime import mpi
+mpi.load()
+print(*mpi.segments(os.getpid()))
+"""
+
+
+@pytest.mark.mpi
+@needs_mpi[1]
+def test_a_process_without_a_launcher_leaves_nothing_in_shared_memory():
+    """Open MPI by itself leaves a segment; others have none to begin with."""
+    done = subprocess.run(
+        [sys.executable, "-c", ALONE],
+        env=mpi.launch_environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert [path for path in done.stdout.split() if Path(path).exists()] == []
 
 
 @pytest.mark.parametrize(
