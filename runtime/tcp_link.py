@@ -231,7 +231,7 @@ class Link:
         self._run, self._messages = run, messages
         if messages is not NONE:
             self._keep(messages.pace)
-        if self._early:
+        if self._early and not self.lost:
             self._early = False
             self._want(select.EPOLLIN, True)
             self._look_at_head()

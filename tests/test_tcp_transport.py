@@ -381,6 +381,25 @@ def test_a_connection_that_is_lost_in_the_middle_of_a_look_is_named(raw, monkeyp
             port.poll([])
 
 
+def test_a_connection_that_is_lost_behind_something_of_a_later_run_is_named_in_that_run(raw, monkeypatch):
+    links, theirs = raw
+    port = TcpTransport(links, 0, Plain())
+    message = port.send(np.zeros(1000, np.uint8), 1, 0)
+    port.begin()
+    theirs.sendall(HEAD.pack(3 * KINDS + LAST, 2, 1000))
+    port.poll([])
+    theirs.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    theirs.close()
+    message.start()
+    for _ in range(10):
+        port.poll([])
+    port.end()
+    assert port.begin() == ""
+    monkeypatch.setattr(tcp_transport, "LINGER_S", 0.0)
+    with pytest.raises(RunFailed, match="the connection to rank 1 is lost"):
+        port.poll([])
+
+
 def test_a_word_that_follows_from_what_is_read_leaves_with_the_same_look(raw):
     """The rank may sleep after it."""
     links, theirs = raw
