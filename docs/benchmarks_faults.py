@@ -4,8 +4,9 @@
     python docs/benchmarks_faults.py kill stop mpi 5   5 tries of these faults over one transport
     python docs/benchmarks_faults.py collectives       the second table only
 
-A try runs `mpiexec -n 4 taccl run`: an allreduce of many sizes, types and reductions, beside MPI's. A rank drawn by
-chance fails at a moment drawn by chance, three of ten times while the job starts. Seeds are fixed.
+A try runs `mpiexec -n 4 taccl run`: an allreduce of many sizes, types and reductions, beside MPI's; `coded` is one with
+codecs over TCP. A rank drawn by chance fails at a moment drawn by chance, three of ten times while the job starts. Seeds
+are fixed.
 """
 
 from __future__ import annotations
@@ -47,7 +48,12 @@ LATEST_S = 1.0  # a fault comes up to this long after the start of mpiexec, or a
 HANG_S = 60.0
 TOKEN = "TACCL_BENCH_JOB"
 FAULTS = ("kill", "stop", "raise", "exit", "diverge", "interrupt", "ctrl-c")
-WAYS = ("mpi", "shm")
+WAYS = {
+    "mpi": ("-d", "all", "-o", "all", "--transport", "mpi"),
+    "shm": ("-d", "all", "-o", "all", "--transport", "shm"),
+    "tcp": ("-d", "all", "-o", "all", "--transport", "tcp"),
+    "coded": ("-d", "float32,bfloat16", "-o", "sum", "--transport", "tcp", "--codec", "q8,xw", "--codec-links", "all"),
+}
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "raise": signal.SIGALRM, "exit": signal.SIGALRM}
 
 ROUNDS, WARM = 10, 2  # of collectives; memory is compared from the end of round WARM on
@@ -100,8 +106,8 @@ class Try:
 def attempt(how: str, way: str, chance: random.Random, folder: str) -> Try:
     """Start a job and let it fail."""
     victim, early, moment_s = chance.randrange(RANKS), chance.random() < EARLY, chance.uniform(0.0, LATEST_S)
-    line = ["taccl", "run", f"{folder}/allreduce-ring.xml", "-b", "16", "-e", "1M", "-n", "50", "-d", "all", "-o",
-            "all", "-v", "--deadline", str(DEADLINE_S), "--transport", way]  # fmt: skip
+    line = ["taccl", "run", f"{folder}/allreduce-ring.xml", "-b", "16", "-e", "1M", "-n", "50", "-v", "--deadline",
+            str(DEADLINE_S), *WAYS[way]]  # fmt: skip
     other_file = [*line[:2], f"{folder}/allreduce-direct.xml", *line[3:]]
     other = chance.choice([other_file, [one.replace("1M", "512K") for one in line]])
     token, scratch = uuid.uuid4().hex, tempfile.mkdtemp(dir=folder)
