@@ -4,9 +4,9 @@
     python docs/benchmarks_faults.py kill stop mpi 5   5 tries of these faults over one transport
     python docs/benchmarks_faults.py collectives       the second table only
 
-A try runs `mpiexec -n 4 taccl run`: an allreduce of many sizes, types and reductions, beside MPI's; `coded` is one with
-codecs over TCP. A rank drawn by chance fails at a moment drawn by chance, three of ten times while the job starts. Seeds
-are fixed.
+A try runs `mpiexec -n 4 taccl run`: an allreduce of many sizes, types and reductions, beside MPI's; over TCP also one
+with codecs, `coded`. A rank drawn by chance fails at a moment drawn by chance, three of ten times while the job starts.
+Seeds are fixed.
 """
 
 from __future__ import annotations
@@ -52,7 +52,10 @@ WAYS = {
     "mpi": ("-d", "all", "-o", "all", "--transport", "mpi"),
     "shm": ("-d", "all", "-o", "all", "--transport", "shm"),
     "tcp": ("-d", "all", "-o", "all", "--transport", "tcp"),
-    "coded": ("-d", "float32,bfloat16", "-o", "sum", "--transport", "tcp", "--codec", "q8,xw", "--codec-links", "all"),
+    "coded": (
+        *("-d", "float32", "-o", "sum", "--transport", "tcp"),
+        *("--codec", "q8,xw", "--codec-links", "all", "--recode"),
+    ),
 }
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "raise": signal.SIGALRM, "exit": signal.SIGALRM}
 

@@ -43,6 +43,7 @@ INTERRUPT_S = 0.3  # after it has ended another rank, Ctrl-C comes here
 REAPED_S = 0.5  # from the end of what a process has open to its own, with all its threads
 SPOKEN_S = 0.2  # from a rank's last word to its passing on
 DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
+NAME = "taccl-guard"  # of this process in lists of processes
 ARGUMENTS = slice(45, 47)  # of `status`: where the command line begins and ends
 LINGER_S = 10.0  # the longest that the voice is held after the rank's end, while the launcher ends the others
 NOTE_BYTES = 1024
@@ -165,7 +166,7 @@ class Guard:
         """In the child, until the rank ends, dies, or is to be ended."""
         os.setsid()  # signals are for the rank; this process ends with it, and clears up
         continue_after_parent()
-        rename(f"taccl-guard of rank {self._place.rank}, process {rank}")
+        rename(f"{NAME} of rank {self._place.rank}, process {rank}")
         os.closerange(0, 2)
         begin, patience_s = time.monotonic(), max(deadline_s, LEAST_S)
         # One after another, so that the first one's message is the only one: it ends the job.
@@ -298,6 +299,14 @@ def rename(words: str) -> None:
             ctypes.memmove(begin, words.encode(), min(len(words.encode()), end - begin - 1))
 
 
+def is_guard(process: int) -> bool:
+    """Whether it is such a child. Where a launcher has died, or is the first process of a container, those whose ranks
+    have ended are its successor's children, or its own, as ranks are."""
+    with contextlib.suppress(OSError):  # it has gone
+        return Path(f"/proc/{process}/comm").read_text().startswith(NAME)
+    return False
+
+
 def _wait(until: Callable[[], bool], longest_s: float) -> None:
     end = time.monotonic() + longest_s
     while not until() and time.monotonic() < end:
@@ -340,7 +349,9 @@ class Siblings:
         if not self._known or self.gone:
             return
         for process in map(int, listed):
-            if process not in self._seen and (number := self._number(process)) is not None:
+            if process in self._seen or is_guard(process):
+                continue
+            if (number := self._number(process)) is not None:
                 self._seen[process] = number
                 self._expect(process, number)
         first: list[int] = []

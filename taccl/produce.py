@@ -198,7 +198,7 @@ def produce(
             lambda: by_clock.append("time-limit"),
         )
         names = " and ".join(cost.codec for cost in codecs)
-        why = "" if coded else f"no schedule with {names} is quicker than this one without"
+        why = "" if coded else f"no schedule with {names} was found that is quicker than this one without"
         if len(product.explicit().messages) > MOST_MESSAGES:
             why = f"plans are made for schedules of up to {MOST_MESSAGES} messages"
         if coded is not None:

@@ -128,7 +128,7 @@ def test_auto_takes_only_what_changes_no_bit(profile: str) -> None:
     found = json.loads(synth(profile, "--dtype", "bfloat16", "--json").stdout)
     assert found["coding"] is None
     assert found["provenance"]["time_limit_s"] == 2.0  # what was asked for, not the share of one search
-    assert found["not_coded"] == "no schedule with xw is quicker than this one without"
+    assert found["not_coded"] == "no schedule with xw was found that is quicker than this one without"
     dear.write_text(PROFILE)
     exact = synth(profile, "--dtype", "bfloat16", "--json")
     assert json.loads(exact.stdout)["coding"]["codec"] == "xw"

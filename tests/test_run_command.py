@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -193,6 +194,8 @@ def test_wrong_data_fails_with_code_1_on_every_rank(saved):
         (4, ("GOOD", "--bogus"), 2, "No such option '--bogus'"),
         (4, ("MISSING",), 3, "No such file"),
         (4, ("BROKEN",), 3, ""),
+        (4, ("PIPE",), 3, "pipe.xml: error[R100]: a pipe, which only one rank could read"),
+        (4, ("GOOD", "--profile", "PIPE"), 3, "a pipe, which only one rank could read"),
         (4, ("GOOD", "-b", "64G", "-e", "900G"), 6, "use a smaller -e"),
     ],
 )
@@ -202,9 +205,11 @@ def test_bad_requests_are_said_once_with_the_documented_code(saved, tmp_path, ra
     step = tmp_path / "step.xml"  # one of its steps waits for one that is not there
     good = Path(saved(programs.ring_allgather(4))).read_text()
     step.write_text(good.replace('depid="-1" deps="-1"', 'depid="0" deps="99"', 1))
+    pipe = tmp_path / "pipe.xml"
+    os.mkfifo(pipe)
     names = {
         "GOOD": saved(programs.ring_allgather(4)), "MISSING": str(tmp_path / "no.xml"), "BROKEN": str(broken),
-        "STEP": str(step),
+        "STEP": str(step), "PIPE": str(pipe),
     }  # fmt: skip
     ended = taccl(ranks, "run", *(names.get(a, a) for a in arguments))
     assert ended.code == code, ended.err

@@ -187,6 +187,37 @@ for view in views:
 """
 
 
+def test_guards_whose_ranks_have_ended_are_no_ranks():
+    """A launcher may have died, so that whoever takes its children has guards among them; who stops one for a rank
+    that cannot start stops it for ever, since its rank's end lets it go on no more."""
+    done = subprocess.run([sys.executable, "-c", ORPHAN], text=True, capture_output=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "T S\n", "")
+
+
+ORPHAN = """
+import os, signal, subprocess, sys
+from taccl.runtime import guard, mpi
+waits = "import sys; print(1, flush=True); sys.stdin.read()"
+named = "from taccl.runtime.guard import rename; rename('taccl-guard of rank 1, process 5'); "
+def start(rank, script):
+    one = subprocess.Popen(
+        [sys.executable, "-c", script], env={**os.environ, "PMI_RANK": str(rank)},
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    )
+    one.stdout.readline()
+    return one
+both = [start(0, waits), start(1, named + waits)]
+siblings = guard.Siblings(mpi.Launcher("mpich", 2, 3, 3), os.getpid())
+siblings.look(False)
+siblings.stop()
+os.waitid(os.P_PID, both[0].pid, os.WSTOPPED)
+print(*(guard.process_state(one.pid) for one in both))
+for one in both:
+    one.kill()
+    one.communicate()
+"""
+
+
 THREADS = """
 import os, subprocess, threading
 from taccl.runtime import guard, mpi

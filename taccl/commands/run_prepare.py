@@ -35,6 +35,8 @@ def prepare(job: Job, options: dict[str, Any]) -> tuple[Loaded, Loaded | None, S
     sizes = _sizes(options)
     select_dtypes(options["dtype"] or "all")
     try:
+        if options["topology"] is not None:
+            _no_pipe(job, options["topology"])
         topology = None if options["topology"] is None else load_topology(options["topology"])
         loaded, opened = load_program(job, options["file"], options)
         against = None
@@ -92,6 +94,7 @@ def load_program(job: Job, file: str, options: dict[str, Any]) -> tuple[Loaded, 
     from taccl.runtime.trace import trace
     from taccl.synth.collective import ROOTED
 
+    _no_pipe(job, file)
     opened = open_program(file, options)
     program, collective = opened.program, opened.collective
     if job.ranks != program.ranks:
@@ -116,6 +119,16 @@ def load_program(job: Job, file: str, options: dict[str, Any]) -> tuple[Loaded, 
     modes = tuple(mode for mode in claimed if claimed[mode])
     turns = opened.algorithm is None or opened.algorithm.provenance.get(TURNS) is not False
     return Loaded(program, collective, order, modes, inferred=inferred, turns=turns), opened
+
+
+def _no_pipe(job: Job, file: str) -> None:
+    """Raise InvalidInput for a pipe that several ranks would read: each would get a part, and wait for ever."""
+    from pathlib import Path
+
+    if job.ranks > 1 and Path(file).is_fifo():
+        raise InvalidInput([
+            Diagnostic(file, 0, 0, "R100", "a pipe, which only one rank could read", "write it to a file first")
+        ])  # fmt: skip
 
 
 def _check_against(options: dict[str, Any], loaded: Loaded, against: Loaded) -> None:

@@ -183,14 +183,21 @@ def how(loaded: Loaded, settings: Settings, neighbours: Neighbours, data: bool) 
 
 def _coded(settings: Settings, loaded: Loaded) -> list[str]:
     """Which messages are coded, how, and with what."""
+    from taccl.runtime import codecs
+
     names, plan = ", ".join(settings.codecs), loaded.planned
-    again = ", partial sums again at every hop" if settings.recode else ""
+    lossless = any(name != "raw" and codecs.get(name).lossless for name in settings.codecs)
+    again = ""
+    if settings.recode:
+        again = ", partial sums again at every hop"
+    elif lossless and loaded.collective.combining:
+        again = ", partial sums again where they are sent on"
     if plan is not None:
         how = ", each at every hop" if settings.codec_at == "hop" else again
         return [
             f"# messages as planned in the file are coded{how}: {names}, {plan.messages} of {plan.of_messages}",
-            f"# planned with {plan.codec} for {plan.size_bytes} bytes: {plan.time_us:.6g} us, and without a codec "
-            f"{plan.uncoded_time_us:.6g}",
+            f"# planned with {plan.codec} for {plan.size_bytes} bytes: {plan.time_us:.6g} us; the best schedule "
+            f"without a codec takes {plan.uncoded_time_us:.6g}",
         ]
     where = "between nodes" if settings.codec_links == "nodes" else "everywhere"
     how = "at every hop" if settings.codec_at == "hop" else f"once for all hops{again}"

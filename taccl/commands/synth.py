@@ -372,9 +372,12 @@ def _table(found: dict[str, Any]) -> str:
     coding = found["coding"]
     if coding is not None:
         times = f"{coding['uncoded_time_us'] / coding['time_us']:.2f} times as fast"
-        what = f"{coding['coded_messages']} of {coding['messages']} messages ({coding['dtype']})"
+        what = f"{coding['codec']} ({coding['dtype']}) in {coding['coded_messages']} of {coding['messages']} messages"
         rows += [
-            ("codec", f"{coding['codec']}, {what}, {coding['partition']} chunk(s) per block"),
+            (
+                "codec",
+                f"{what} of a schedule by {coding['engine']}, {coding['partition']} chunk(s) per block",
+            ),
             ("coded time", f"{coding['time_us']:.3f} us, {times}"),
             (
                 "its bound",
@@ -385,4 +388,9 @@ def _table(found: dict[str, Any]) -> str:
         rows.append(("codec", f"none: {found['not_coded']}"))
     if found["path"] is not None:
         rows.append(("written", found["path"]))
+        if coding is not None:
+            rows[-1] = (
+                "written",
+                f"{found['path']}, as coded; lines above `codec` are of the best schedule without",
+            )
     return "\n".join(f"{name:<12} {value}" for name, value in rows)
