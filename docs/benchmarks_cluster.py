@@ -39,19 +39,25 @@ CASES = {
     "4x2": layout(4, 2, "200mbit", {3: "50mbit"}, latency_us=1000),
     "even": layout(4, 2, "200mbit", latency_us=1000),
     "flat": layout(4, 2, "200mbit"),
+    "2x2": layout(2, 2, "100mbit", {1: "20mbit"}, latency_us=500),
     "2x3": layout(2, 3, "1gbit", {0: "300mbit"}, latency_us=50),
     "3x2": layout(3, 2, "100mbit", {1: "400mbit"}, latency_us=200),
     "3x3": layout(3, 3, "500mbit", {2: "100mbit"}, latency_us=500),
     "5x1": layout(5, 1, "100mbit", {0: "20mbit", 2: "300mbit"}, latency_us=2000),
+    "6x1": layout(6, 1, "200mbit", {2: "40mbit", 5: "100mbit"}, latency_us=1000),
 }
 USUAL_CASES = ("headline", "2x4", "4x2", "even")
 COLLECTIVES = ("allgather", "allreduce", "broadcast", "alltoall", "reducescatter")
 USUAL = COLLECTIVES[:3]
-SIZES = {"64KB": 2**16, "1MB": 2**20, "8MB": 2**23, "16MB": 2**24, "64MB": 2**26}
+SIZES = {
+    "64KB": 2**16, "256KB": 2**18, "1MB": 2**20, "4MB": 2**22, "8MB": 2**23, "16MB": 2**24, "64MB": 2**26,
+}  # fmt: skip
 USUAL_SIZES = ("64KB", "1MB", "8MB", "64MB")
-TURNS = {"64KB": 11, "1MB": 5, "8MB": 3, "16MB": 3, "64MB": 1}
+TURNS = {"64KB": 11, "256KB": 7, "1MB": 5, "4MB": 3, "8MB": 3, "16MB": 3, "64MB": 1}
 # In which programs are chosen, and runs of each in one.
-ROUNDS = {"64KB": (5, 11), "1MB": (4, 3), "8MB": (2, 1), "16MB": (2, 1), "64MB": (1, 1)}
+ROUNDS = {
+    "64KB": (5, 11), "256KB": (5, 5), "1MB": (4, 3), "4MB": (3, 1), "8MB": (2, 1), "16MB": (2, 1), "64MB": (1, 1),
+}  # fmt: skip
 ALTERNATIVES = 5
 SYNTH_S = 20
 STAGES = ("links", "programs")  # to stop after
