@@ -110,6 +110,17 @@ def test_a_search_for_codings_that_the_clock_ends_says_so(profile: str) -> None:
     assert json.loads(made.stdout)["ended"] == "time-limit"
 
 
+def test_what_is_printed_says_which_schedule_is_written(profile: str, tmp_path: Path) -> None:
+    path = tmp_path / "ag.json"
+    said = synth(profile, "--codec", "q8", "-o", str(path)).stdout
+    written = json.loads(path.read_text())
+    (codec,) = [line for line in said.splitlines() if line.startswith("codec ")]
+    assert f" messages of a schedule by {written['engine']}, " in codec
+    assert said.endswith(f"{path}, as coded; lines above `codec` are of the best schedule without\n")
+    plain = synth(profile, "--codec", "none", "-o", str(path)).stdout
+    assert plain.endswith(f"{path}\n")
+
+
 def test_the_same_request_writes_the_same_bytes(profile: str, tmp_path: Path) -> None:
     texts = []
     for name in ("a.json", "b.json"):

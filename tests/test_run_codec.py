@@ -82,6 +82,8 @@ def test_run_sums_real_values(saved, tmp_path):
     ended = taccl(3, "run", path, *common, "--codec", "raw,xw", "-d", "float32,bfloat16", "-o", "sum,max")
     assert ended.code == 0, ended.err
     assert "# Out of bounds values : 0 OK" in ended.out
+    again = "partial sums again where they are sent on"
+    assert f"# messages everywhere are coded once for all hops, {again}; raw, xw\n" in ended.out
     refused = taccl(3, "run", path, *common, "--codec", "q8")
     assert refused.code == 2
     (said,) = messages(refused)

@@ -87,6 +87,7 @@ def test_the_last_hop_of_a_chain(planned):
         f"{plan['coded_messages']} of {plan['messages']}" == count and plan["size_bytes"] == made.size_bytes
     )
     assert plan["uncoded_time_us"] == us(made.time_fs) and plan["time_us"] == planned_us(path)
+    assert f" us; the best schedule without a codec takes {us(made.time_fs):.6g}\n" in ended.err
     assert document["results"][0]["predicted_time_us"] is None  # the plan is for another size
     assert mode["nwrong"] == 0 and mode["max_error"] > 0
     elements = 240000 // 4 // 3
