@@ -89,7 +89,7 @@ class BoundCollective:
         self._nccl = neighbours.nccl
         if self._nccl is not None:
             self._nccl.connect(job, {(source, target) for source, target, _ in compiled.rounds})
-        self._job = job
+        self._job, self._closed = job, False
         self._coder = None if codec is None or reach is not None else job.coder()
         chunk_bytes = shape.chunk_elements * dtype.bytes
         cuda = None
@@ -115,16 +115,21 @@ class BoundCollective:
         job.connect(self._bound)
 
     def __call__(self) -> None:
-        """Do it once: the result is in the output."""
+        """Do it once: the result is in the output. Raises UsageError when it has been closed."""
+        if self._closed:
+            raise UsageError("this collective has been closed; open it again to call it")
         self._job.run(self._bound)
 
     @property
     def coded_bytes(self) -> tuple[int, int]:
         """Of this rank's messages in the last run: bytes of the values that were coded, and of their frames."""
-        return self._bound.executor.coded_bytes()
+        return self._coded if self._closed else self._bound.executor.coded_bytes()
 
     def close(self) -> None:
-        """Free what it needed, not the arrays."""
+        """Free what it needed, not the arrays; once."""
+        if self._closed:
+            return
+        self._coded, self._closed = self.coded_bytes, True
         with self._job.waiting("it waits for the other ranks to free a collective"):
             self._bound.close()
             self._transport.close()
@@ -146,6 +151,18 @@ class BoundCollective:
     ) -> None:
         if error is None:  # else the job ends
             self.close()
+
+
+def check_kinds(*arrays: Any) -> None:
+    """Raise UsageError for what is no array of numpy or CuPy; a masked one is not, since what is masked would be
+    sent."""
+    cupy = gpu.load()
+    kinds = (np.ndarray,) if cupy is None else (np.ndarray, cupy.ndarray)
+    for array in arrays:
+        if not isinstance(array, kinds) or isinstance(array, np.ma.MaskedArray):
+            raise UsageError(
+                f"input and output must be arrays of numpy or CuPy; one is a {type(array).__name__}"
+            )
 
 
 def on_device(array: Any) -> bool:

@@ -12,12 +12,13 @@ import itertools
 import os
 import secrets
 import signal
+import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import numpy as np
 
@@ -176,16 +177,17 @@ class Job:
             mpi.abort(self.MPI, code)
         self.guard.fail(code)
 
-    def leave(self, code: int) -> None:
+    def leave(self, code: int) -> NoReturn:
         """End this rank with an exit code that all ranks agree on."""
         self._agreed = True
         raise SystemExit(code)
 
-    def fail_alike(self, failure: TacclError) -> None:
+    def fail_alike(self, failure: TacclError) -> NoReturn:
         """Raise on rank 0, and end the others with its code, what every rank has found out for itself."""
         if self.rank != 0:
             self.leave(failure.exit_code)
         self._agreed = True
+        _ends_with_its_code(failure)
         raise failure
 
     def together(self, what: str, work: Callable[[], T]) -> T:
@@ -206,21 +208,18 @@ class Job:
         record[0] = code
         record[2 : 2 + len(text)] = np.frombuffer(text, np.uint8)
         codes = self.gather_bytes(record[:2], what)[:, 0]
-        if not codes.any():
-            return result[0]
-        first = int(np.flatnonzero(codes)[0])
-        self.watchdog.doing(f"it waits for the other ranks in {what}")
-        texts = np.zeros((self.ranks, MESSAGE_BYTES), np.uint8)
-        self.control.Allgather(record[2:].copy(), texts)
-        self.watchdog.doing(None)
-        if self.rank != 0:
-            self.leave(int(codes[first]))
-        message = texts[first].tobytes().rstrip(b"\0").decode(errors="replace")
-        alike = bool((codes == codes[first]).all() and (texts == texts[first]).all())
-        failure = TacclError(message if alike else f"rank {first}: {message}")
-        failure.exit_code = int(codes[first])
-        self._agreed = True
-        raise failure
+        if codes.any():
+            first = int(np.flatnonzero(codes)[0])
+            self.watchdog.doing(f"it waits for the other ranks in {what}")
+            texts = np.zeros((self.ranks, MESSAGE_BYTES), np.uint8)
+            self.control.Allgather(record[2:].copy(), texts)
+            self.watchdog.doing(None)
+            message = texts[first].tobytes().rstrip(b"\0").decode(errors="replace")
+            alike = bool((codes == codes[first]).all() and (texts == texts[first]).all())
+            failure = TacclError(message if alike else f"rank {first}: {message}")
+            failure.exit_code = int(codes[first])
+            self.fail_alike(failure)
+        return result[0]
 
     def gather_bytes(self, mine: np.ndarray[Any, Any], what: str) -> np.ndarray[Any, Any]:
         """(ranks, bytes) uint8: every rank's bytes."""
@@ -430,6 +429,19 @@ def _exit_code(error: BaseException | None) -> int:
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else 1
     return error.exit_code if isinstance(error, TacclError) else 0
+
+
+def _ends_with_its_code(failure: TacclError) -> None:
+    """Let a program that does not catch a failure end with its code, as the other ranks do, once Python has shown where
+    it was raised: a launcher mixes the codes of its ranks."""
+    shown = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        shown(kind, error, trace)
+        if error is failure:
+            raise SystemExit(failure.exit_code)
+
+    sys.excepthook = hook
 
 
 def fingerprint(program: Program, facts: Iterable[object]) -> bytes:

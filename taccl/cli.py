@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import signal
 import sys
 from typing import Any
 
@@ -106,10 +107,10 @@ class LazyGroup(click.Group):
         except OSError as error:
             raise click.exceptions.Exit(report(error)) from error
 
-    def invoke(self, ctx: click.Context) -> Any:
+    def invoke(self, ctx: click.Context) -> None:
         """Run the command; every error becomes a message on stderr and an exit code."""
         try:
-            return super().invoke(ctx)
+            super().invoke(ctx)
         except click.UsageError as error:
             raise misused(error) from error
         except (click.exceptions.Exit, click.exceptions.ClickException):
@@ -205,11 +206,18 @@ def main() -> None:
     streams.make_usable()
     code: str | int | None = 0
     try:
-        cli.main(prog_name="taccl")
+        code = cli.main(prog_name="taccl", standalone_mode=False)
     except SystemExit as leaving:
         code = leaving.code
-    except KeyboardInterrupt:
-        code = 130
+    except click.ClickException as error:
+        error.show()
+        code = error.exit_code
+    except (
+        click.Abort,
+        KeyboardInterrupt,
+    ):  # between the parts of `cli`, or while it says what an earlier one ended
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        code = interrupted().exit_code
     try:
         sys.stdout.flush()
     except OSError as error:

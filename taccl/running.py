@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    import os
 
     import numpy as np
 
@@ -18,11 +18,12 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
 
 COLLECTIVE_OPTIONS = ("collective", "root", "demand", "pairs", "groups", "pre_post")
+LINKS = ("nodes", "all", "planned")
 
 
 def open_collective(
     job: Job,
-    file: str,
+    file: str | os.PathLike[str],
     input: Array,
     output: Array,
     *,
@@ -42,15 +43,19 @@ def open_collective(
     Collective over the ranks of the job. What is wrong with file or options is raised on rank 0, in the words of
     `taccl run`.
     """
+    import os
+
     import numpy as np
 
-    from taccl.runtime.collective import BoundCollective, on_device
+    from taccl.runtime.collective import BoundCollective, check_kinds, on_device
 
-    job.together("the check of the options", lambda: _check_names(collective))
+    given = {"op": op, "codec": codec, "links": links, "feedback": feedback, "recode": recode, **collective}
+    job.together("the check of the options", lambda: _check_options(file, given))
+    job.together("the check of the arrays", lambda: check_kinds(input, output))
     options = {
-        **dict.fromkeys(COLLECTIVE_OPTIONS), **collective, "file": file, "codecs": codec, "codec_links": links,
-        "op": op, "dtype": str(input.dtype), "calibrate": False, "accumulate": "type", "codec_at": "collective",
-        "recode": recode,
+        **dict.fromkeys(COLLECTIVE_OPTIONS), **collective, "file": os.fspath(file), "codecs": codec,
+        "codec_links": links, "op": op, "dtype": str(input.dtype), "calibrate": False, "accumulate": "type",
+        "codec_at": "collective", "recode": recode,
     }  # fmt: skip
     there = job.together("the check of the arrays", lambda: on_device(input))
     anywhere = bool(job.gather_bytes(np.array([there], np.uint8), "the check of the arrays").any())
@@ -60,16 +65,33 @@ def open_collective(
     return BoundCollective(job, loaded, input, output, reduction, chosen, where, feedback, reach, recode)
 
 
-def _check_names(collective: Iterable[str]) -> None:
-    """Raise UsageError for what is no option."""
-    from taccl.errors import UsageError
+def _check_options(file: Any, options: dict[str, Any]) -> None:
+    """Raise UsageError for what is no option, or nothing that the option can be."""
+    import os
 
-    for name in collective:
-        if name not in COLLECTIVE_OPTIONS:
+    from taccl.errors import UsageError
+    from taccl.runtime.codecs import ErrorFeedback
+
+    if not isinstance(file, str | os.PathLike) or not isinstance(os.fspath(file), str):
+        raise UsageError(f"file must be the path of a program; it is {file!r}")
+    for name, value in options.items():
+        if name in ("op", "codec"):
+            wanted, fits = "a name", value is None or isinstance(value, str)
+        elif name == "links":
+            wanted, fits = f"one of {', '.join(LINKS)}", value is None or value in LINKS
+        elif name == "feedback":
+            wanted, fits = "an ErrorFeedback", value is None or isinstance(value, ErrorFeedback)
+        elif name == "recode":
+            wanted, fits = "True or False", isinstance(value, bool)
+        elif name in COLLECTIVE_OPTIONS:
+            continue
+        else:
             raise UsageError(
                 f"open_collective has no option {name!r}; it has op, codec, links, feedback, recode, and for XML "
                 f"{', '.join(COLLECTIVE_OPTIONS)}"
             )
+        if not fits:
+            raise UsageError(f"{name} must be {wanted}, or be left out; it is {value!r}")
 
 
 def _reach(job: Job, there: bool) -> tuple[Settings, Neighbours]:

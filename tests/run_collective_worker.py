@@ -5,6 +5,7 @@ sys.argv: what to do, then the files of an allgather, an allreduce in place and 
 
 import json
 import sys
+from pathlib import Path
 
 import numpy as np
 
@@ -46,11 +47,12 @@ def work(job, allgather, allreduce, broadcast):
         found.append(turns(job, average, fill, lambda turn: 10.0 + turn, total))
     values = np.random.default_rng(0).standard_normal(5000).astype(np.float32)
     given, got = np.zeros_like(values), np.zeros_like(values)
-    with open_collective(job, broadcast, given, got, codec="q8", links="all") as spread:
+    with open_collective(job, Path(broadcast), given, got, codec="q8", links="all") as spread:
         fill = lambda rank, turn: np.multiply(values, turn if rank == 0 else 0, out=given)  # noqa: E731
         found.append(turns(job, spread, fill, lambda turn: values * turn, got, 0.05))
         found.append(int(np.array_equal(got, 2 * values) != (job.rank == 0)))
-        sent = spread.coded_bytes
+    spread.close()  # it is closed
+    sent = spread.coded_bytes
     # A ring adds up what has been coded before: with feedback nothing gets lost for good.
     owed, ones = ErrorFeedback(5000), np.zeros_like(values)
     with open_collective(
@@ -76,6 +78,19 @@ with Job(20.0) as job:
     if what == "again":
         array = np.zeros(12, np.float32)
         open_collective(job, files[1], array, array, codec="q8", links="all")
+    if what == "path":
+        open_collective(job, 3, np.zeros(10), np.zeros(10))
+    if what == "links":
+        open_collective(job, files[1], np.zeros(10), np.zeros(10), codec="xw", links="some")
+    if what == "list":
+        open_collective(job, files[1], [0.0] * 10, np.zeros(10))
+    if what == "mask":
+        open_collective(job, files[1], np.ma.zeros(10), np.zeros(10))
+    if what == "closed":
+        array = np.zeros(12, np.float32)
+        with open_collective(job, files[1], array, array) as summed:
+            summed()
+        summed()
     if what == "apart":
         open_collective(job, files[1], np.zeros(10), np.zeros(10))
     found, sent = work(job, *files)

@@ -149,6 +149,23 @@ def test_ctrl_c_while_reading_the_command_line(monkeypatch: pytest.MonkeyPatch) 
     assert left.value.code == 130
 
 
+BETWEEN = """
+import sys
+from taccl import cli
+def stop(*_):
+    raise KeyboardInterrupt
+cli.LazyGroup.invoke = stop
+sys.argv = ["taccl", "library"]
+cli.main()
+"""
+
+
+def test_ctrl_c_between_the_parts_of_the_command_line() -> None:
+    """Not in click's words, and with no code of its own."""
+    done = python("-c", BETWEEN)
+    assert (done.returncode, done.stdout, done.stderr.strip()) == (130, "", "taccl: interrupted")
+
+
 def test_unknown_command_suggests() -> None:
     result = CliRunner().invoke(cli.cli, ["synht"])
     assert result.exit_code == 2

@@ -45,20 +45,32 @@ def test_collectives_are_called_again_and_again(files):
 @pytest.mark.mpi
 @mpi
 @pytest.mark.parametrize(
-    ("what", "words"),
+    ("what", "code", "words"),
     [
-        ("lengths", "RunFailed: rank 2 runs another program or arrays, or has other options, than the rest"),
-        ("apart", "TacclError: allreduce-3 does not claim to work out of place"),
+        ("lengths", 86, "RunFailed: rank 2 runs another program or arrays, or has other options, than the rest"),
+        ("apart", 2, "TacclError: allreduce-3 does not claim to work out of place"),
         (
-            "option",
+            "option", 2,
             "TacclError: open_collective has no option 'codecs'; it has op, codec, links, feedback, recode",
         ),
-        ("again", "a lossy codec would add an error at every such hop"),
+        ("again", 2, "a lossy codec would add an error at every such hop"),
+        ("path", 2, "TacclError: file must be the path of a program; it is 3"),
+        ("links", 2, "TacclError: links must be one of nodes, all, planned, or be left out; it is 'some'"),
+        ("list", 2, "TacclError: input and output must be arrays of numpy or CuPy; one is a list"),
+        ("mask", 2, "TacclError: input and output must be arrays of numpy or CuPy; one is a MaskedArray"),
     ],
-)
-def test_what_does_not_fit_is_raised_on_the_first_rank_and_ends_the_others(files, what, words):
+)  # fmt: skip
+def test_what_does_not_fit_is_raised_on_the_first_rank_and_ends_the_others(files, what, code, words):
     ended = launch(3, WORKER, what, *files)
-    assert ended.code != 0 and words in ended.err and ended.err.count("Traceback") == 1 and not ended.out
+    assert ended.code == code and words in ended.err and ended.err.count("Traceback") == 1 and not ended.out
+
+
+@pytest.mark.mpi
+@mpi
+def test_a_collective_that_has_been_closed_is_not_called(files):
+    ended = launch(3, WORKER, "closed", *files)
+    assert ended.code == 2 and not ended.out
+    assert "this collective has been closed; open it again to call it; the job is ended" in ended.err
 
 
 @pytest.mark.mpi
