@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -199,10 +200,9 @@ def obeys(
                 if any((rank, m.link) in routes for c in m.chunks for rank in roots[c]):
                     return False
         elif rule.kind == "cap":
-            for op in ("copy", "reduce"):
-                for link in rule.links:
-                    if sum(len(m.chunks) for m in messages if m.link == link and m.op == op) > rule.limit:
-                        return False
+            carried = Counter(m.link for m in messages for _ in m.chunks)
+            if any(carried[link] > rule.limit for link in rule.links):
+                return False
         elif rule.kind == "own-first" and not _own_first(rule.links, topology, roots, messages):
             return False
     return True

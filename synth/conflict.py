@@ -30,6 +30,7 @@ def explain_infeasible(
         fewer = [other for other in kept if other is not rule]
         if _first_missing(topology, collective, size_bytes, _only(restrictions, fewer, hops)) is not None:
             kept = fewer
+    missing = _first_missing(topology, collective, size_bytes, _only(restrictions, kept, hops))
     reasons = [f"{rule.where}: {rule.text}" if rule.where else rule.text for rule in kept]
     if hops is not None:
         reasons.append(f"a chunk may take at most {hops} hops more than a shortest path")

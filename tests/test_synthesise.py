@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
@@ -190,6 +191,30 @@ def test_caps_and_forbidden_links_are_obeyed() -> None:
         capped = Restrictions((Rule("cap", "", "", frozenset({0, 1}), limit=1),), partition=1)
         answer = synthesise(Request(topology, direction, 10**6, capped, time_limit_s=2.0))
         assert sum(len(m.chunks) for m in answer.messages if m.link == 0) <= 1
+
+
+def test_a_cap_counts_all_chunks_of_a_link() -> None:
+    """Those that are reduced on arrival and those that are copied; in every schedule that is taken."""
+    topology = load_topology("ring:4")
+    every = frozenset(range(len(topology.links)))
+    for limit in (3, 4):
+        capped = Restrictions((Rule("cap", "", "", every, limit=limit),))
+        several = tuple(synthesise_several(Request(topology, "allreduce", 10**7, capped, time_limit_s=2.0)))
+        assert several
+        for found in several:
+            assert max(Counter(m.link for m in found.messages for _ in m.chunks).values()) <= limit
+
+
+def test_a_conflict_says_what_its_own_rules_exclude() -> None:
+    topology = load_topology("ring:4")
+    into_2 = frozenset(e for e, link in enumerate(topology.links) if link.dst == 2)
+    rules = (
+        Rule("forbid-links", "s.yaml:3:5", "avoid the links into rank 2", into_2),
+        Rule("cap", "s.yaml:4:5", "no chunk at all", frozenset(range(len(topology.links))), limit=0),
+    )
+    with pytest.raises(Infeasible, match="the chunks do not fit through the links") as caught:
+        synthesise(Request(topology, "allgather", 1000, Restrictions(rules)))
+    assert caught.value.conflict == ("s.yaml:4:5: no chunk at all",)
 
 
 def test_stopping_at_once_is_an_interruption_and_bad_requests_are_refused() -> None:

@@ -265,12 +265,14 @@ class _Trees:
         for rule in self.problem.rules:
             if rule.kind == "cap":
                 for e in sorted(rule.links):
-                    for number, layer in enumerate(self.problem.layers):
-                        over = [
-                            self.x((number, c, e)) for c, usable in enumerate(layer.usable) if e in usable
-                        ]
-                        if len(over) > rule.limit:
-                            self.model.add(sum(over) <= rule.limit)
+                    over = [
+                        self.x((number, c, e))
+                        for number, layer in enumerate(self.problem.layers)
+                        for c, usable in enumerate(layer.usable)
+                        if e in usable
+                    ]
+                    if len(over) > rule.limit:
+                        self.model.add(sum(over) <= rule.limit)
             elif rule.kind == "own-first":
                 for e in sorted(rule.links):
                     self._own_first(e)
