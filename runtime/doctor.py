@@ -102,7 +102,7 @@ def _probe(*arguments: str) -> list[str]:
 def _mpi_library() -> Check:
     document, why = child(_probe("library"))
     if document is None:
-        return Check("mpi library", False, why, mpi.ADVICE, True)
+        return Check("mpi library", False, why, mpi.little_memory(1) or mpi.ADVICE, True)
     level = ".".join(map(str, document["standard"]))
     text = f"{document['name']} {document['version']}, MPI {level}, threads {document['threads']}"
     good = document["threads"] == "multiple"
@@ -132,8 +132,8 @@ def _pair() -> Check:
     document, why = child([path, "-n", "2", *_probe("pair")])
     if document is None or not document["right"]:
         detail = why or f"{document} is not a right exchange between two ranks"
-        advice = f"mpiexec must belong to the MPI library that mpi4py loads; {mpi.ADVICE}"
-        return Check("two ranks", False, detail, advice, True)
+        other = f"mpiexec must belong to the MPI library that mpi4py loads; {mpi.ADVICE}"
+        return Check("two ranks", False, detail, mpi.little_memory(2) or other, True)
     return Check("two ranks", True, "exchanged 1 KiB and 4 MiB under mpiexec, data right", "", True)
 
 

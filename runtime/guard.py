@@ -208,6 +208,8 @@ class Guard:
                 )
                 if not siblings.gone:
                     said += "; its last word, {:.1f} s before: {}".format(*self._last_note())
+                if starting and (why := mpi.little_memory(self._place.local or self._place.ranks)):
+                    said += f"; {why}"
             elif word == bytes([STARTED]):
                 self._names.append(_name(os.read(reader, KEY_BYTES)))
                 starting, end = False, FOR_EVER

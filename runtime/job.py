@@ -7,6 +7,7 @@ every rank. A failure of one rank alone ends the job by MPI_Abort with that rank
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import itertools
 import os
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)  # for what is written
 MESSAGE_BYTES = 4096  # of an error's text, as other ranks see it
 POLLS_BEFORE_SLEEP = 20_000  # empty ones; some ten milliseconds
 SPINS = 2  # empty polls before the core is offered to others, when every rank has one of its own
@@ -159,6 +161,12 @@ class Job:
             )
         elif isinstance(error, TacclError):
             code, text = error.exit_code, f"rank {rank}: {error}; the job is ended"
+        elif isinstance(error, OSError) and error.errno in NO_ROOM:
+            what = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else "an output"
+            code, text = (
+                EnvironmentProblem.exit_code,
+                f"rank {rank}: {what}: {error.strerror}; the job is ended",
+            )
         elif isinstance(error, MemoryError):
             code, text = (
                 EnvironmentProblem.exit_code,

@@ -28,6 +28,7 @@ from typing import Any
 from taccl.errors import EnvironmentProblem
 
 UNREAD_S = 1.0  # the longest that a last message waits for its reader
+MEETING, MEETING_BYTES = "/dev/shm", 8 * 2**20  # where ranks of a host meet; enough for one rank there
 JOB_FAILED = 86  # exit code of a job that was ended because a rank died, stalled or diverged
 
 # Without these Open MPI 5 refuses to run as root or with more ranks than cores, spins while it waits, and
@@ -102,13 +103,31 @@ def segments(process: int) -> list[str]:
     with contextlib.suppress(OSError):  # the process is gone, or the system has no /proc
         maps = Path(f"/proc/{process}/maps").read_text(errors="replace")
         found = {
-            f"/dev/shm/{name}" for line in maps.splitlines() if (name := line.partition(" /dev/shm/")[2])
+            f"{MEETING}/{name}" for line in maps.splitlines() if (name := line.partition(f" {MEETING}/")[2])
         }
         for opened in os.scandir(f"/proc/{process}/fd"):
             with contextlib.suppress(OSError):
                 found.add(os.readlink(opened.path))
-    own = ("/dev/shm/mpich_", "/dev/shm/ucx_shm_posix_", "/dev/shm/sm_segment.")
+    own = tuple(f"{MEETING}/{name}" for name in ("mpich_", "ucx_shm_posix_", "sm_segment."))
     return sorted(path for path in found if path.startswith(own) and not path.endswith(" (deleted)"))
+
+
+def little_memory(ranks: int) -> str:
+    """Why the ranks of this host may find no memory in which to meet, or "". The kernel kills who has mapped a file of
+    /dev/shm and finds no room for it: MPI's libraries do so, and nobody says why a rank has died."""
+    try:
+        found = os.statvfs(MEETING)
+    except OSError:
+        return f"there is no {MEETING}, in which MPI's ranks of a host meet"
+    if found.f_flag & os.ST_RDONLY or not os.access(MEETING, os.W_OK):
+        return f"{MEETING}, in which MPI's ranks of a host meet, cannot be written"
+    free_bytes = found.f_bavail * found.f_frsize
+    if free_bytes >= ranks * MEETING_BYTES:
+        return ""
+    return (
+        f"{MEETING}, in which MPI's ranks of a host meet, has {free_bytes >> 20} MB free and may need "
+        f"{ranks * MEETING_BYTES >> 20}: make it larger (mount -o remount,size=..., docker run --shm-size)"
+    )
 
 
 def unlink(paths: Iterable[str]) -> None:

@@ -164,8 +164,7 @@ def report(error: Exception) -> int:
     if isinstance(error, BrokenPipeError):
         return 141
     if isinstance(error, OSError) and error.errno is not None:
-        place = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, str | bytes) else ""
-        say(f"{place}{error.strerror or error}")
+        say(f"{_place(error)}{error.strerror or error}")
         return 3 if error.errno in INPUT_ERRNOS else 6
     if isinstance(error, ModuleNotFoundError) and not (error.name or "taccl").startswith("taccl"):
         say(
@@ -178,6 +177,17 @@ def report(error: Exception) -> int:
     say(f"internal error: {type(error).__name__}: {error}")
     say("this is a bug in taccl; TACCL_DEBUG=1 prints the traceback to send along", colour="yellow")
     return 70
+
+
+def _place(error: OSError) -> str:
+    """Where it happened, as the beginning of a message."""
+    if isinstance(error.filename, str | bytes):
+        return f"{os.fsdecode(error.filename)}: "
+    try:
+        os.getcwd()
+    except OSError:
+        return "the working directory: "
+    return "an output: " if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
 
 
 def say(message: str, colour: str = "red") -> None:

@@ -219,7 +219,24 @@ def test_full_disk_on_stdout() -> None:
     with open("/dev/full", "w") as full:
         done = python("-m", "taccl", "--help", stdout=full)
     assert done.returncode == 6
-    assert done.stderr == "taccl: No space left on device\n"
+    assert done.stderr == "taccl: an output: No space left on device\n"
+
+
+GONE = """
+import os, sys
+os.chdir({gone!r})
+os.rmdir({gone!r})
+from taccl.cli import main
+sys.argv = "taccl synth -t ring:4 -c allgather --size 1KB -o x.xml".split()
+main()
+"""
+
+
+def test_a_working_directory_that_has_gone(tmp_path: Path) -> None:
+    (tmp_path / "gone").mkdir()
+    done = python("-c", GONE.format(gone=str(tmp_path / "gone")))
+    said = "taccl: the working directory: No such file or directory\n"
+    assert (done.returncode, done.stdout, done.stderr) == (3, "", said)
 
 
 def test_reader_that_goes_away() -> None:

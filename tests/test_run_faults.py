@@ -9,7 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from mpi_jobs import launch, messages, needs_mpi, taccl_but
+from mpi_jobs import Ended, launch, messages, needs_mpi, taccl_but
+
+from taccl.runtime import mpi
 
 pytestmark = [*needs_mpi, pytest.mark.alone]
 
@@ -356,6 +358,43 @@ speaker = guard.Guard(1.0)
 print(os.getppid(), speaker.speaks(), flush=True)
 sys.stdin.read()
 """
+
+
+@pytest.mark.parametrize(
+    ("mount", "words"), [("size=1m", "has 0 MB free and may need 32"), ("ro", "cannot be written")]
+)
+def test_where_mpi_finds_no_memory_to_meet_in_that_is_said(mount, words):
+    """The kernel kills the ranks as they start MPI, and MPI says nothing."""
+    private = ["unshare", "--mount", "sh", "-c"]
+    mounted = f"mount -t tmpfs -o {mount} none /dev/shm"
+    if shutil.which("unshare") is None or subprocess.run([*private, mounted], capture_output=True).returncode:
+        pytest.skip("needs the right to mount a file system")
+    said = subprocess.run([mpi.mpiexec(), "--version"], capture_output=True, text=True).stdout
+    if "HYDRA" not in said:
+        pytest.skip("needs an MPI that takes no other memory than that of /dev/shm: MPICH")
+    job = [mpi.mpiexec(), "-n", "4", sys.executable, "-c", "from taccl import Job; Job(5.0)"]
+    ended = subprocess.run(
+        [*private, f"{mounted} && exec {shlex.join(job)}"], env=mpi.launch_environment(), capture_output=True,
+        text=True, timeout=60,
+    )  # fmt: skip
+    assert ended.returncode == 86
+    (said,) = messages(Ended(ended.returncode, ended.stdout, ended.stderr, 0.0))
+    assert f"; /dev/shm, in which MPI's ranks of a host meet, {words}" in said
+
+
+FULL = """
+from taccl import Job
+with Job(5.0) as job:
+    if job.rank == 0:
+        open("/dev/full", "w", 1).write("a line\\n")
+    job.barrier()
+"""
+
+
+def test_a_full_disk_is_no_failure_of_a_rank():
+    ended = launch(2, "-c", FULL)
+    assert ended.code == 6
+    assert messages(ended) == ["taccl: rank 0: an output: No space left on device; the job is ended"]
 
 
 @pytest.mark.parametrize("how", ["diverge", "size"])
