@@ -149,6 +149,34 @@ def test_what_cannot_be_compared_is_refused(saved, natives, tmp_path):
         assert ended.code in (2, 3) and said in ended.err and len(messages(ended)) == 1, ended.err
 
 
+# A file that becomes another one right after all ranks have read it as a program.
+CHANGED = """
+import os, sys
+from pathlib import Path
+from taccl.cli import main
+from taccl.commands import choose
+read = choose._candidates
+def late(job, options):
+    found = read(job, options)
+    job.barrier()
+    if job.rank == 0:
+        Path(options["files"][0]).write_text("another one")
+    return found
+choose._candidates = late
+main()
+"""
+
+
+@pytest.mark.mpi
+@mpi
+def test_a_file_that_changes_is_not_taken_for_what_was_timed(saved, tmp_path):
+    ring, out = saved(programs.ring_allgather(3)), tmp_path / "best.xml"
+    ended = launch(3, "-c", CHANGED, "choose", ring, "--size", "3KB", "-o", str(out), *FAST)
+    assert ended.code == 3 and not out.exists()
+    (said,) = messages(ended)
+    assert ring in said and "it changed while it was read" in said
+
+
 @pytest.mark.mpi
 @mpi
 @pytest.mark.parametrize("other", [("--rounds", "3"), ("--turns",)])

@@ -20,6 +20,8 @@ from taccl.errors import CheckFailed, UsageError
 from taccl.program_file import TURNS, collective_options
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from taccl.runtime.bench import Loaded
     from taccl.runtime.bench_settings import Settings
     from taccl.runtime.choose import Timed
@@ -108,7 +110,10 @@ def _choose(job: Job, options: dict[str, Any]) -> None:
 
     more = options["iters"] is None
     options = {**options, "iters": options["iters"] or LEAST_ITERATIONS}
+    # What is written is what was timed, whatever becomes of the files meanwhile.
+    kept = [_content(name) if job.rank == 0 else b"" for name in options["files"]]
     candidates = job.together("the reading of the files", lambda: _candidates(job, options))
+    job.together("the reading of the files", lambda: _check_unchanged(job, options["files"], kept))
     # What a codec gains depends on the values.
     data = job.together(
         "the reading of the data", lambda: read_data(options["data"], candidates[0][1].dtypes)
@@ -119,11 +124,6 @@ def _choose(job: Job, options: dict[str, Any]) -> None:
         data and data.digest,
     )  # fmt: skip
     job.agree_on(fingerprint(candidates[0][0].program, (digests, asked)), "list of programs")
-    # What is written is what was timed, whatever becomes of the files meanwhile.
-    kept = job.together(
-        "the reading of the files",
-        lambda: [Path(f).read_bytes() if job.rank == 0 else b"" for f in options["files"]],
-    )
     settings, neighbours = with_transport(job, candidates[0][1])
     predicted = job.together(
         "the prediction of times", lambda: [_predicted(one, own) for one, own in candidates]
@@ -168,6 +168,25 @@ def _choose(job: Job, options: dict[str, Any]) -> None:
     job.together(
         "the writing of the results", lambda: _write(options, made, kept[chosen.candidate], chosen, first)
     )
+
+
+def _content(name: str) -> bytes:
+    """The bytes of a file; none where it cannot be read, of which the reading of the program says more."""
+    path = Path(name)
+    try:
+        return path.read_bytes() if path.is_file() else b""
+    except OSError:
+        return b""
+
+
+def _check_unchanged(job: Job, names: Sequence[str], before: Sequence[bytes]) -> None:
+    """Raise InvalidInput for a file that has changed while programs were read."""
+    from taccl.errors import Diagnostic, InvalidInput
+
+    for name, content in zip(names, before, strict=True):
+        if job.rank == 0 and _content(name) != content:
+            what = "it changed while it was read; start again when nothing writes it any more"
+            raise InvalidInput([Diagnostic(name, 0, 0, "R100", what)])
 
 
 def _candidates(job: Job, options: dict[str, Any]) -> list[tuple[Loaded, Settings]]:
