@@ -240,9 +240,10 @@ def fit(loaded: Loaded, rank: int, input: Array, output: Array, inplace: bool) -
         for array, chunk in zip((input, output), pair, strict=True)
     ]
     if min(wanted) and (not shares or first[0] != first[1]):
+        by = shape.start(pair[0]) - shape.start(pair[1])
+        others = "" if shares else "another rank's share memory, and this one's do not; "
         raise UsageError(
-            f"in place the input begins {(shape.start(pair[0]) - shape.start(pair[1]))} elements after the output; "
-            "give views of one array that do"
+            f"in place the input begins {by} elements after the output; {others}give views of one array that do"
         )
     return dtype, shape
 

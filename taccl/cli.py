@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import resource
 import signal
 import sys
 from typing import Any
@@ -54,7 +55,8 @@ EXIT_CODES = {
     141: "the reader of the output went away",
 }
 
-NO_THREAD = "can't start new thread"  # of Python, where there is no memory for one
+# Of Python and of the dynamic linker, where there is no memory for a thread or a library.
+NO_MEMORY = ("can't start new thread", "failed to map segment from shared object", "cannot allocate memory")
 INPUT_ERRNOS = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP})
 
 
@@ -171,8 +173,10 @@ def report(error: Exception) -> int:
             f"the Python package that provides {error.name!r} is missing; install taccl with its dependencies"
         )
         return 6
-    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and NO_THREAD in str(error)):
-        say("the machine has not enough memory for this; ask for fewer ranks, chunks or workers")
+    if isinstance(error, MemoryError) or any(words in str(error) for words in NO_MEMORY):
+        limited = resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
+        where = "the limit of address space (ulimit -v) leaves" if limited else "the machine has"
+        say(f"{where} not enough memory for this; ask for fewer ranks, chunks or workers")
         return 6
     say(f"internal error: {type(error).__name__}: {error}")
     say("this is a bug in taccl; TACCL_DEBUG=1 prints the traceback to send along", colour="yellow")

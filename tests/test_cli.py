@@ -66,6 +66,7 @@ def run_with(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> tuple[int
         (OSError(errno.ENOSPC, "No space left on device: wrong"), 6),
         (ModuleNotFoundError("wrong", name="ortools"), 6),
         (MemoryError("wrong"), 6),
+        (ImportError("libx.so: failed to map segment from shared object"), 6),
     ],
 )
 def test_errors_become_one_message_and_a_code(

@@ -136,7 +136,7 @@ def test_arrays_must_fit_the_program():
     assert fitted(gather, 1, whole[4:8], whole, True).block_elements == 4
     with pytest.raises(UsageError, match="in place the input begins 4 elements after the output"):
         fitted(gather, 1, whole[:4], whole, True)
-    with pytest.raises(UsageError, match="4 elements after the output"):
+    with pytest.raises(UsageError, match="4 elements after the output; another rank's share memory"):
         fitted(gather, 1, whole[4:8].copy(), whole, True)
     with pytest.raises(UsageError, match="does not claim to work out of place"):
         fitted(gather, 1, whole[4:8], whole.copy())
