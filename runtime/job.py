@@ -7,7 +7,6 @@ every rank. A failure of one rank alone ends the job by MPI_Abort with that rank
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import itertools
 import os
@@ -24,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 import numpy as np
 
 from taccl.entry import heed, interrupt
-from taccl.errors import EnvironmentProblem, RunFailed, TacclError
+from taccl.errors import NO_ROOM, EnvironmentProblem, RunFailed, TacclError
 from taccl.runtime import mpi, process_memory, shared, watchdog
 from taccl.runtime.bind import Bound
 from taccl.runtime.coders import CodecPort, CodecThread, Note, Pauses
@@ -39,7 +38,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT)  # for what is written
 MESSAGE_BYTES = 4096  # of an error's text, as other ranks see it
 POLLS_BEFORE_SLEEP = 20_000  # empty ones; some ten milliseconds
 SPINS = 2  # empty polls before the core is offered to others, when every rank has one of its own

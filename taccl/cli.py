@@ -18,7 +18,7 @@ import click
 
 from taccl import __version__, streams
 from taccl.entry import speaks
-from taccl.errors import TacclError
+from taccl.errors import NO_ROOM, TacclError
 
 # Command -> (module in taccl.commands, one line of help). The help stands here so that `taccl --help` imports
 # no command; a test compares it with the commands' own.
@@ -191,7 +191,7 @@ def _place(error: OSError) -> str:
         os.getcwd()
     except OSError:
         return "the working directory: "
-    return "an output: " if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+    return "an output: " if error.errno in NO_ROOM else ""
 
 
 def say(message: str, colour: str = "red") -> None:
@@ -226,10 +226,7 @@ def main() -> None:
     except click.ClickException as error:
         error.show()
         code = error.exit_code
-    except (
-        click.Abort,
-        KeyboardInterrupt,
-    ):  # between the parts of `cli`, or while it says what an earlier one ended
+    except (click.Abort, KeyboardInterrupt):  # between the parts of `cli`, or while it answers an earlier one
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         code = interrupted().exit_code
     try:

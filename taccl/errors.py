@@ -15,11 +15,13 @@ The command line prints the message (never a traceback) and exits with `exit_cod
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 MOST_SHOWN = 160  # characters of a source line
 MOST_SAID = 2000  # of a message
+NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})  # numbers of errors in writing that are nobody's fault
 
 
 @dataclass(frozen=True, slots=True)
