@@ -115,9 +115,11 @@ class BoundCollective:
         job.connect(self._bound)
 
     def __call__(self) -> None:
-        """Do it once: the result is in the output. Raises UsageError when it has been closed."""
+        """Do it once: the result is in the output. Raises UsageError when it has been closed, or its job left."""
         if self._closed:
             raise UsageError("this collective has been closed; open it again to call it")
+        if self._job.left:
+            raise UsageError("the job of this collective has been left; call it inside `with Job(...)`")
         self._job.run(self._bound)
 
     @property

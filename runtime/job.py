@@ -85,7 +85,7 @@ class Job:
     """This rank's place in the job: communicators, watchdog, agreement. Use as a context manager."""
 
     def __init__(self, deadline_s: float) -> None:
-        self._started = self._agreed = False
+        self._started = self._agreed = self.left = False
         if mpi.launcher().ranks > 1 and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             with contextlib.suppress(ValueError):  # not the main thread
                 heed(interrupt)
@@ -125,6 +125,7 @@ class Job:
     ) -> None:
         if error is not None and not self._agreed:
             self._fail(error)
+        self.left = True
         try:
             self.watchdog.doing("it waits for the other ranks to end")
             self.control.Barrier()

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from taccl import ErrorFeedback, Job, open_collective
+from taccl.errors import UsageError
 
 TURNS = 3
 
@@ -93,8 +94,18 @@ with Job(20.0) as job:
         summed()
     if what == "apart":
         open_collective(job, files[1], np.zeros(10), np.zeros(10))
-    found, sent = work(job, *files)
-    wrong = job.reduce(np.array(found), "sum").tolist()
-    values, frames = job.reduce(np.array(sent), "sum").tolist()
-    if job.rank == 0:
-        print(json.dumps({"wrong": wrong, "values": values, "frames": frames}))
+    if what == "left":
+        array = np.zeros(12, np.float32)
+        summed = open_collective(job, files[1], array, array)
+    else:
+        found, sent = work(job, *files)
+        wrong = job.reduce(np.array(found), "sum").tolist()
+        values, frames = job.reduce(np.array(sent), "sum").tolist()
+        if job.rank == 0:
+            print(json.dumps({"wrong": wrong, "values": values, "frames": frames}))
+if what == "left":
+    try:
+        summed()
+    except UsageError as error:
+        print(error)
+    summed.close()

@@ -75,6 +75,15 @@ def test_a_collective_that_has_been_closed_is_not_called(files):
 
 @pytest.mark.mpi
 @mpi
+def test_a_collective_whose_job_has_been_left_is_not_called(files):
+    ended = launch(3, WORKER, "left", *files)
+    assert ended.code == 0, ended.err
+    words = "the job of this collective has been left; call it inside `with Job(...)`"
+    assert ended.out.count(words) == 3 and not ended.err
+
+
+@pytest.mark.mpi
+@mpi
 def test_the_example_of_the_page(tmp_path, monkeypatch):
     """Its file plans what goes between nodes as q8."""
     (example,) = re.findall(r"```python\n(.*?open_collective.*?)```", PAGE.read_text(), re.DOTALL)

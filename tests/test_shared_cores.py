@@ -38,13 +38,13 @@ def judged(topology, made):
 
 @pytest.fixture(scope="module")
 def quickest():
-    return synthesise(Request(hosts(2, 2, 4), "allgather", SIZE, time_limit_s=4))
+    return synthesise(Request(hosts(2, 2, 4), "allgather", SIZE, time_limit_s=2))
 
 
 @pytest.fixture(scope="module", params=["0.001", "50", "2000"])
 def chosen(request):
     topology = crowded(request.param)
-    return topology, synthesise(Request(topology, "allgather", SIZE, time_limit_s=4))
+    return topology, synthesise(Request(topology, "allgather", SIZE, time_limit_s=2))
 
 
 def test_what_is_taken_is_steady_or_the_steadiest(quickest, chosen):
@@ -72,8 +72,8 @@ def test_what_would_be_quicker_by_its_links_is_told(quickest, chosen):
 def test_a_schedule_that_bears_no_delay_is_left():
     """Short messages over links of a millisecond, ranks that share two cores: the quickest has a chain of hops."""
     topology = crowded(20, hosts(4, 2, 4))
-    alone = synthesise(Request(hosts(4, 2, 4), "allreduce", 1 << 16, time_limit_s=4))
-    found = synthesise(Request(topology, "allreduce", 1 << 16, time_limit_s=4))
+    alone = synthesise(Request(hosts(4, 2, 4), "allreduce", 1 << 16, time_limit_s=2))
+    found = synthesise(Request(topology, "allreduce", 1 << 16, time_limit_s=2))
     assert late(topology, alone) > STEADY * alone.time_fs
     assert late(topology, found) < late(topology, alone)
 
@@ -108,7 +108,7 @@ def test_late_messages_are_late_and_keep_their_ranks(name, load_us, data):
 def test_chunks_are_whole_words_where_that_costs_little(name):
     """Four ranks that share two cores: any order fills what they share, and of those some cut a block in three."""
     topology = crowded("0.5", one_host(4))
-    made = synthesise(Request(topology, name, 16_000_000, time_limit_s=4))
+    made = synthesise(Request(topology, name, 16_000_000, time_limit_s=2))
     assert made.chunk_bytes % 4 == 0
 
 
@@ -116,7 +116,7 @@ def test_chunks_are_whole_words_where_that_costs_little(name):
 def test_what_makes_programs_copy_is_not_taken_for_a_little_time(name):
     """Any order fills what the ranks share, and most orders make messages of chunks that lie apart."""
     topology = crowded("0.5", one_host(4))
-    found = synthesise(Request(topology, name, 16_000_000, time_limit_s=4))
+    found = synthesise(Request(topology, name, 16_000_000, time_limit_s=2))
     direct = synthesise(Request(topology, name, 16_000_000, engine="direct"))
     # A rank's own block, which all programs copy, takes 400 us.
     assert copies_fs(direct, topology) == (400 * 10**9 if name == "allgather" else 0)
