@@ -120,12 +120,12 @@ def measure(
         modes = [mode for mode in settings.modes if mode in one.modes]
         nodes = neighbours.nodes if settings.pace and settings.device == "host" else None
         held = None if neighbours.nccl is None else neighbours.apart
-        return {
-            mode: compile_program(
-                one.program, one.collective, mode == "in_place", [job.rank], one.order, nodes, coding, held
-            )
-            for mode in modes
-        }
+        ahead = one.topology is not None and neighbours.tcp is not None and coding is None
+        compile_mode = functools.partial(
+            compile_program, one.program, one.collective, wanted=[job.rank], order=one.order, nodes=nodes,
+            coding=coding, held=held, ahead=ahead,
+        )  # fmt: skip
+        return {mode: compile_mode(inplace=mode == "in_place") for mode in modes}
 
     chosen = {name: None if name == RAW else codecs.get(name) for name in settings.codecs}
     how_of = {
@@ -321,9 +321,9 @@ def _measure_mode(
         return bound
 
     def turned(one: Compiled, on: Layout, known: Topology | None) -> Turns | None:
-        if known is None or cuda is not None or not (settings.pace and settings.turns):
+        if known is None or cuda is not None or not settings.pace:
             return None
-        return agreed_turns(job, one, on.chunk_elements * inside.bytes, neighbours, known)
+        return agreed_turns(job, one, on.chunk_elements * inside.bytes, neighbours, known, settings.turns)
 
     # Timed runs reduce again and again into the same data, which may overflow; checked runs never do.
     with np.errstate(all="ignore"):
@@ -360,7 +360,7 @@ def _measure_mode(
         if cuda is not None:
             job.barrier()  # nobody has this rank's memory open any more, which goes now
     coded_bytes = int(sent[0]), int(sent[1])
-    waiting = None if taken is None else len(taken.gates)
+    waiting = len(taken.gates) if taken is not None and settings.turns else None
     why = "" if taken is None else taken.why_none
     return Measurement(mine, wrong, outside, error, largest, its, seen, coded_bytes, waiting, why)
 

@@ -53,11 +53,13 @@ def compile_program(
     nodes: Sequence[int] | None = None,
     coding: Coding | None = None,
     held: Callable[[int, int], bool] | None = None,
+    ahead: bool = False,
 ) -> Compiled:
     """Compile for the wanted ranks. In place, input and output are views of one memory where the collective
     says so. nodes: of each rank its node, where messages between nodes are paced. coding: which messages are
     frames; then raises UsageError as `coded` does. held: whether messages from one rank to another go in rounds; raises
-    EnvironmentProblem where the program hangs when a send waits for its receive, and they cannot."""
+    EnvironmentProblem where the program hangs when a send waits for its receive, and they cannot. ahead: messages
+    between nodes leave in the order of the model."""
     order = trace(program) if order is None else order
     views = {r: pair for r, pair in enumerate(collective.inplace) if pair is not None} if inplace else {}
     rewrite = (
@@ -66,9 +68,12 @@ def compile_program(
         else functools.partial(coded, coding=coding, collective=collective, inplace=views)
     )
     everyone = range(program.ranks)
+    # Turns are made from the plans of all ranks.
+    every = nodes is not None and len(order.send_tag) <= MOST_MESSAGES
     plans = compile_ranks(
-        program, order, views, wanted if held is None else everyone, nodes, rewrite, timed=coding is None
-    )
+        program, order, views, wanted if held is None else everyone, nodes, rewrite, timed=coding is None,
+        ahead=ahead and every,
+    )  # fmt: skip
     rounds: Mapping[tuple[int, int, int], int] | None = {}
     if held is not None:
         rounds = in_rounds(plans, plans[0].direct, held)
@@ -83,8 +88,6 @@ def compile_program(
         messages[rank][peer] = max(messages[rank][peer], tag + 1)
     times = 1 if coding is None else coding.tags
     counts = tuple(tuple(times * count for count in row) for row in messages)
-    # Turns are made from the plans of all ranks.
-    every = nodes is not None and len(order.send_tag) <= MOST_MESSAGES
     kept = {plan.rank: plan for plan in plans if every or plan.rank in wanted}
     return Compiled(program, collective, inplace, order, kept, counts, rounds)
 

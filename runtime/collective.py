@@ -84,6 +84,7 @@ class BoundCollective:
                 loaded.program, collective, inplace, [job.rank], loaded.order,
                 neighbours.nodes if reach is None else None, coding,
                 None if neighbours.nccl is None else neighbours.apart,
+                loaded.topology is not None and neighbours.tcp is not None and coding is None,
             ),
         )  # fmt: skip
         self._nccl = neighbours.nccl
@@ -95,8 +96,8 @@ class BoundCollective:
         cuda = None
         if reach is None:
             known, taken = loaded.topology, None
-            if known is not None and codec is None and loaded.turns:
-                taken = agreed_turns(job, compiled, chunk_bytes, neighbours, known)
+            if known is not None and codec is None:
+                taken = agreed_turns(job, compiled, chunk_bytes, neighbours, known, loaded.turns)
             self._transport, empty = host_transport(
                 job, compiled, chunk_bytes, neighbours, host_kind(neighbours), taken=taken, topology=known
             )

@@ -11,6 +11,10 @@ for each connection as the protocol's FIFO has. Then the whole job is tried symb
 for their receive; if that hangs, every receive that has to wait for anything gets a staging slot of its own
 instead, after which nothing can hang that the trace did not.
 
+Between nodes the word that a slot is free may stand in the queue of a slow link, behind the data of many messages.
+Where messages leave in the order of the model, connections from other nodes have more slots, and words go ahead. (In
+the trace's order they would let ranks send first what is wanted last.)
+
 Between nodes messages compete for the uplinks, and there the program's order of sends is kept too: a send waits for
 the one before it on its connection, and for the steps that it depends on, be it for data or only for order. All of
 these come before it in the trace, so with receives that wait for nothing this cannot hang either.
@@ -30,10 +34,11 @@ import heapq
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from itertools import islice
 
 from taccl.runtime.trace import Trace
-from taccl.synth.program import FIFO_DEPTH, Program, Step
+from taccl.synth.program import FIFO_DEPTH, Program, Step, Threadblock
 
 # Buffer "i" | "o" | "s" | "t" (staging), first chunk, chunks; or "f" (frames), first slot, slots.
 Range = tuple[str, int, int]
@@ -102,13 +107,15 @@ def compile_ranks(
     nodes: Sequence[int] | None = None,
     rewrite: Callable[[list[Plan]], list[Plan]] | None = None,
     timed: bool = True,
+    ahead: bool = False,
 ) -> list[Plan]:
     """The plans of the wanted ranks, or of all where they had to be made.
 
     inplace: for each rank whose input and output are views of one memory, their first chunks in it. nodes: of each
     rank its node; sends from one to another keep the program's order. None: no send does. rewrite: what is done to the
     plans of all ranks together before they are tried. timed: messages take the times of the schedule, so that any step
-    may stand for order.
+    may stand for order. ahead: connections between nodes have more slots than the protocol's, which all
+    together hold no more than the longer of a rank's buffers.
     """
     if nodes is not None and len(set(nodes)) == 1:
         nodes = None
@@ -117,7 +124,8 @@ def compile_ranks(
         steps[rank].append((tb, number))
 
     def plan(rank: int, patient: bool) -> Plan:
-        return _Compiler(program, order, rank, inplace.get(rank), patient, nodes, timed).plan(steps[rank])
+        compiler = _Compiler(program, order, rank, inplace.get(rank), patient, nodes, timed, ahead)
+        return compiler.plan(steps[rank])
 
     if len(order.order) <= TRIAL_STEPS:
         for patient in (True, False):
@@ -202,15 +210,17 @@ class _Compiler:
         patient: bool,
         nodes: Sequence[int] | None,
         timed: bool,
+        ahead: bool,
     ) -> None:
         self.program, self.order, self.rank, self.patient = program, order, rank, patient
         self.hazards = Hazards(inplace)
         self.depth = FIFO_DEPTH.get(program.protocol, 2)
         self.operations: list[Operation] = []
         self.staging = 0
+        self.nodes, self.timed = nodes, timed
+        self.ahead = self._ahead() if ahead and nodes is not None else Fraction(0)
         self.slots: dict[int, list[Range]] = {}  # threadblock index -> staging slots of its connection
         self.uses: defaultdict[int, int] = defaultdict(int)
-        self.nodes, self.timed = nodes, timed
         self.index = {tb.id: index for index, tb in enumerate(program.gpus[rank].threadblocks)}
         # What a send of another node waits for beside its data: the operations that complete the steps which its
         # threadblock has waited for since the last send, and that send.
@@ -311,21 +321,39 @@ class _Compiler:
     def _direct(self, dst: Range) -> bool:
         return self.patient or not self.hazards.before(dst)
 
+    def _far(self, tb: Threadblock) -> bool:
+        """Whether its messages come from another node."""
+        return self.nodes is not None and tb.recv >= 0 and self.nodes[tb.recv] != self.nodes[self.rank]
+
+    def _ahead(self) -> Fraction:
+        """The part of the chunks that connections from other nodes stage which have a slot of their own."""
+        gpu = self.program.gpus[self.rank]
+        staged = sum(sum(_reduced(tb)) for tb in gpu.threadblocks if self._far(tb))
+        return min(Fraction(1), Fraction(max(gpu.input_chunks, gpu.output_chunks), max(staged, 1)))
+
     def _slot(self, tb_index: int, step: Step) -> Range:
         """Staging memory for a message; a connection's slots are used in turn."""
         if not self.patient:
             self.staging += step.count
             return ("t", self.staging - step.count, step.count)
         if tb_index not in self.slots:
-            steps = self.program.gpus[self.rank].threadblocks[tb_index].steps
-            staged = [s.count for s in steps if s.kind in ("rrs", "rrc", "rrcs")]
-            size, number = max(staged), min(self.depth, len(staged))
+            tb = self.program.gpus[self.rank].threadblocks[tb_index]
+            staged = _reduced(tb)
+            size, depth = max(staged), self.depth
+            if self._far(tb):
+                depth = max(depth, int(self.ahead * sum(staged) / size))
+            number = min(depth, len(staged))
             self.slots[tb_index] = [("t", self.staging + i * size, size) for i in range(number)]
             self.staging += number * size
         slots = self.slots[tb_index]
         buffer, first, _ = slots[self.uses[tb_index] % len(slots)]
         self.uses[tb_index] += 1
         return (buffer, first, step.count)
+
+
+def _reduced(tb: Threadblock) -> list[int]:
+    """The chunks of each of its reducing receives."""
+    return [step.count for step in tb.steps if step.kind in ("rrs", "rrc", "rrcs")]
 
 
 def finishes(

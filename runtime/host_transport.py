@@ -27,16 +27,17 @@ def host_kind(neighbours: Neighbours) -> str:
 
 
 def agreed_turns(
-    job: Job, compiled: Compiled, chunk_bytes: int, neighbours: Neighbours, topology: Topology
+    job: Job, compiled: Compiled, chunk_bytes: int, neighbours: Neighbours, topology: Topology, wanted: bool
 ) -> Turns | None:
-    """The turns that messages take on this cluster, agreed by all ranks; None on one node."""
+    """The turns that messages take on this cluster, agreed by all ranks; None on one node. wanted: False for their
+    order alone."""
     if len(set(neighbours.nodes)) == 1:
         return None
     found = job.together(
         "the making of turns",
         lambda: turns(
             compiled.program, compiled.collective, compiled.order, compiled.plans, topology,
-            neighbours.nodes, chunk_bytes,
+            neighbours.nodes, chunk_bytes, wanted,
         ),
     )  # fmt: skip
     _agree_on(job, found.gates)
@@ -62,7 +63,7 @@ def host_transport(
     """The transport of a compiled program, and where the memory that it needs inside comes from (None: anywhere).
 
     kind: "shm", or "tcp" or "mpi" between all ranks. pace: between nodes messages over MPI go in confirmed segments.
-    taken: turns that they keep there, the same on all ranks. topology: the cluster, where it is known.
+    taken: turns that they keep there and their order, the same on all ranks. topology: the cluster, where it is known.
     """
     over_mpi = MpiTransport(job.MPI, job.data, chunk_bytes)
     between: Transport = over_mpi
@@ -70,7 +71,8 @@ def host_transport(
         gates = {} if taken is None else taken.gates
         known = {} if topology is None else paces(topology, "TCP", longer=not gates)
         _agree_on(job, known)
-        between = TcpTransport(neighbours.tcp, job.rank, over_mpi, gates, known)
+        begins = () if taken is None else taken.begins
+        between = TcpTransport(neighbours.tcp, job.rank, over_mpi, gates, known, begins)
     elif pace and len(set(neighbours.nodes)) > 1:
         gates = {} if taken is None else taken.gates
         # A turn is handed over when a segment has come, so those of messages with turns must not be long.

@@ -51,7 +51,7 @@ _NO_LIMIT = 2**64 - 1
 
 
 class Outgoing:
-    """A message to a peer. array: of uint8. place: in the program. gates: that must open before it begins."""
+    """A message to a peer. array: of uint8. place: the least goes first. gates: that must open before it begins."""
 
     __slots__ = (
         "_array", "_bytes", "_count", "_gates", "_open", "_sized", "begun", "done", "eager", "left", "place", "ready",
@@ -201,7 +201,7 @@ class Link:
         self._run = 0
         self._messages = NONE
         self._wants = 0
-        # Outwards: messages that may go, in the order of the program; what is said beside them; what is under way.
+        # Outwards: messages that may go, by place; what is said beside them; what is under way.
         self._work: list[tuple[int, Outgoing]] = []
         self._words = bytearray()
         self._under_way: list[Any] = []
@@ -289,7 +289,7 @@ class Link:
 
     @property
     def first(self) -> int | None:
-        """The place in the program of the message that goes next; None while the kernel has to take what is laid out,
+        """The place of the message that goes next; None while the kernel has to take what is laid out,
         and when there is none."""
         return self._work[0][0] if self._work and not self._under_way and not self.lost else None
 

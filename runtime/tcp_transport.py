@@ -163,7 +163,8 @@ class TcpTransport(Plain):
     """The messages of one program over the connections of a rank; `others` to peers that it has none to.
 
     turns: the gates of messages between nodes, the same on all ranks. paces: by source and destination, the same on all
-    ranks, where it is not the usual one. Sends are made in the order of the plan.
+    ranks, where it is not the usual one. begins: the messages in the order in which a rank sends what is ready; without
+    it that of the plan, in which sends are made.
     """
 
     name = "tcp"
@@ -176,6 +177,7 @@ class TcpTransport(Plain):
         others: Transport,
         turns: Mapping[Key, Sequence[Gate]] | None = None,
         paces: Mapping[tuple[int, int], Pace] | None = None,
+        begins: Sequence[Key] = (),
     ) -> None:
         self._links, self._rank, self._others, self._paces = links, rank, others, paces or {}
         self.sleeper = links.sleeper
@@ -183,7 +185,8 @@ class TcpTransport(Plain):
         self._begun = False
         self._sends: dict[int, dict[int, Outgoing]] = {}
         self._receives: dict[int, dict[int, Incoming]] = {}
-        self._place = 0
+        self._places = {key: place for place, key in enumerate(begins) if key[0] == rank}
+        self._next = len(begins)  # place of one that has none
         self._messages: dict[int, Messages] = {}
         self._turns = turns or {}
         # Messages with gates have numbers of their own on each rank.
@@ -207,8 +210,9 @@ class TcpTransport(Plain):
         assert tag < MOST_TAGS
         key, data = (self._rank, peer, tag), array.view(np.uint8)
         gates = len(self._turns.get(key, ()))
-        self._place += 1
-        message = Outgoing(data, tag, self._place, sized, _eager(data.nbytes, tag), gates)
+        place = self._places.get(key, self._next)
+        self._next += 1
+        message = Outgoing(data, tag, place, sized, _eager(data.nbytes, tag), gates)
         self._sends.setdefault(peer, {})[tag] = message
         links, link = self._links, self._links.links[peer]
         if not gates:

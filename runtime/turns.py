@@ -54,10 +54,12 @@ class Gate:
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """What messages wait for: of each that waits its gates. why_none: what a person can know where there are none."""
+    """What messages wait for: of each that waits its gates. why_none: what a person can know where there are none.
+    begins: the messages between nodes in the order in which they begin in the model; empty where it is not known."""
 
     gates: Mapping[Key, tuple[Gate, ...]]
     why_none: str = ""
+    begins: tuple[Key, ...] = ()
 
 
 def turns(
@@ -68,13 +70,14 @@ def turns(
     topology: Topology,
     nodes: Sequence[int],
     chunk_bytes: int,
+    wanted: bool = True,
 ) -> Turns:
-    """The gates of the messages between nodes, of all ranks; every rank finds the same.
+    """The gates of the messages between nodes, of all ranks, and their order; every rank finds the same.
 
-    plans: of all ranks. nodes: of each rank its node. chunk_bytes: of a chunk as it is sent. None, and why, where
-    there are more than MOST_MESSAGES, where the model cannot run the program (it breaks a rule of the loaders that
-    nothing here needs), and where the job could hang with gates, however some are changed. Raises UsageError where
-    the topology has other ranks, or lacks a link of the program.
+    plans: of all ranks. nodes: of each rank its node. chunk_bytes: of a chunk as it is sent. wanted: False for the
+    order alone. No gates, and why, where there are more than MOST_MESSAGES, where the model cannot run the program (it
+    breaks a rule of the loaders that nothing here needs), and where the job could hang with gates, however some are
+    changed. Raises UsageError where the topology has other ranks, or lacks a link of the program.
     """
     if len(plans) < program.ranks or len(order.send_tag) > MOST_MESSAGES:
         return Turns({}, f"the program has more than {MOST_MESSAGES} messages")
@@ -86,13 +89,18 @@ def turns(
     index = {(gpu.rank, tb.id): n for gpu in program.gpus for n, tb in enumerate(gpu.threadblocks)}
     price = costs(topology, collective.chunk_bytes(size_bytes))
     # A simulation's activities stand in the order of their starts.
+    between = [a for a in simulated.activities if a.kind == "message" and nodes[a.rank] != nodes[a.dst]]
+
+    def key(a: Activity) -> Key:
+        return a.rank, a.dst, order.send_tag[a.rank, index[a.rank, a.threadblock], a.step]
+
+    begins = tuple(map(key, between))
+    if not wanted:
+        return Turns({}, "", begins)
     long = [
         activity
-        for activity in simulated.activities
-        if activity.kind == "message"
-        and nodes[activity.rank] != nodes[activity.dst]
-        and activity.count * chunk_bytes > WINDOW_BYTES
-        and _is_long(activity, price.alpha_fs[activity.link])
+        for activity in between
+        if activity.count * chunk_bytes > WINDOW_BYTES and _is_long(activity, price.alpha_fs[activity.link])
     ]
     messages = [
         message
@@ -100,8 +108,8 @@ def turns(
         if not topology.load_us or _is_slow(message, chunk_bytes, price.alpha_fs[message.link])
     ]
     if long and not messages:
-        return Turns({}, "the ranks share cores, and their links are too quick for turns")
-    keys = [(a.rank, a.dst, order.send_tag[a.rank, index[a.rank, a.threadblock], a.step]) for a in messages]
+        return Turns({}, "the ranks share cores, and their links are too quick for turns", begins)
+    keys = list(map(key, messages))
     users: defaultdict[int, list[int]] = defaultdict(list)  # of each resource the messages so far
     found: dict[Key, tuple[Gate, ...]] = {}
     for number, message in enumerate(messages):
@@ -120,10 +128,10 @@ def turns(
             found[keys[number]] = _gates(gates)
     everyone = [plans[rank] for rank in range(program.ranks)]
     if not _without_circles(everyone, found, nodes):
-        return Turns({}, "some messages would wait for each other in a circle")
+        return Turns({}, "some messages would wait for each other in a circle", begins)
     if not found:
-        return Turns({}, "no long message between nodes has another before it on its links")
-    return Turns(found)
+        return Turns({}, "no long message between nodes has another before it on its links", begins)
+    return Turns(found, "", begins)
 
 
 def _gates(parts: Mapping[tuple[int, Key], float]) -> tuple[Gate, ...]:

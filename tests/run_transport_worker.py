@@ -26,7 +26,9 @@ def one(job, program, elements, dtype, op, how, inplace=False):
     collective = collective_of(program, order)
     op = op if collective.combining else None
     nodes = NODES if how in PACED or "tcp" in how else None
-    compiled = compile_program(program, collective, inplace, [job.rank], order, nodes)
+    compiled = compile_program(
+        program, collective, inplace, [job.rank], order, nodes, ahead=how == "tcp-turns"
+    )
     shape = layout(collective, elements)
     empty = job.memory.empty if how == "shared" else np.empty
     guarded = check.allocate(collective, shape, job.rank, dtype, inplace, empty)
@@ -36,11 +38,12 @@ def one(job, program, elements, dtype, op, how, inplace=False):
     inside = None
     if "tcp" in how:
         inner = transports.MpiTransport(job.MPI, job.data, chunk_bytes)
-        found = {}
+        found = turns.Turns({})
         if how == "tcp-turns":
-            found = turns.turns(program, collective, order, compiled.plans, CLUSTER, NODES, chunk_bytes).gates
-            GATES.update(gate.seen_by != key[0] for key, gates in found.items() for gate in gates)
-        transport = tcp_transport.TcpTransport(LINKS, job.rank, inner, found, PACES)
+            found = turns.turns(program, collective, order, compiled.plans, CLUSTER, NODES, chunk_bytes)
+            ORDERED.append(found.begins)
+            GATES.update(gate.seen_by != key[0] for key, gates in found.gates.items() for gate in gates)
+        transport = tcp_transport.TcpTransport(LINKS, job.rank, inner, found.gates, PACES, found.begins)
         if how == "tcp-shared":
             node = (0, 1) if job.rank < 2 else (2,)
             bells = {peer: bell for peer, bell in LINKS.sleeper.bells.items() if peer in node}
@@ -91,6 +94,7 @@ PACES = {(0, 2): pace.Pace(1000, 3)}  # one way on one link
 PACED = ("paced", "turns")
 NODES = (0, 0, 2)
 GATES = set()  # whether others open them
+ORDERED = []  # of each program the messages that have a place in the order
 # Two nodes, the second of one rank; its downlink and the uplink of the first have several users.
 CLUSTER = Topology(
     "cluster",
@@ -132,6 +136,7 @@ with Job(20.0) as job:
             wrong += one(job, program, elements, DTYPES["int32"], "sum", sys.argv[1], True)
             cases += 1
     assert "turns" not in sys.argv[1] or len(GATES) == 2
+    assert sys.argv[1] != "tcp-turns" or 2 * sum(map(bool, ORDERED)) > cases, (sum(map(bool, ORDERED)), cases)
     gc.collect()
     pieces = [line for line in Path("/proc/self/maps").read_text().splitlines() if "memfd:taccl" in line]
     totals = job.reduce(np.array([wrong, cases, len(pieces)]), "sum")

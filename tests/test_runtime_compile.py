@@ -8,11 +8,11 @@ from taccl.runtime.semantics import collective_of
 from taccl.runtime.trace import trace
 
 
-def plans(program, *, inplace=False):
+def plans(program, *, inplace=False, **more):
     order = trace(program)
     collective = collective_of(program, order)
     views = {r: pair for r, pair in enumerate(collective.inplace) if pair is not None} if inplace else {}
-    return compile_ranks(program, order, views, range(program.ranks))
+    return compile_ranks(program, order, views, range(program.ranks), **more)
 
 
 def test_receives_into_fresh_memory_go_there_directly_and_wait_for_nothing():
@@ -35,6 +35,37 @@ def test_reducing_receives_use_as_many_slots_as_the_fifo_has():
     assert len(again) == 3
     for op in again:
         assert all(plan.operations[p].kind in ("send", "reduce") for p in op.predecessors)
+
+
+def direct_reduce(ranks, chunks):
+    """All send rank 0 their chunks, each a message, and it adds them up, those of one rank after those of another."""
+    lines = [
+        (
+            -1, peer, 0,
+            [
+                ("rrc", "i", c, "o", c, 1) if peer == 1 else ("rrc", "o", c, "o", c, 1, (peer - 2, c))
+                for c in range(chunks)
+            ],
+        )
+        for peer in range(1, ranks)
+    ]  # fmt: skip
+    send = (chunks, 0, 0, [(0, -1, 0, [("s", "i", c, "i", c, 1) for c in range(chunks)])])
+    return programs.program("reduce", ranks, chunks, [(chunks, chunks, 0, lines), *(ranks - 1) * [send]])
+
+
+@pytest.mark.parametrize(
+    ("ranks", "chunks", "slots"), [(2, 8, 8), (3, 8, 4), (5, 8, 2), (6, 8, 2), (3, 1, 1), (4, 14, 4)]
+)
+def test_reducing_receives_from_other_nodes_are_ready_ahead(ranks, chunks, slots):
+    """With slots for as many chunks as a buffer has, which the connections share."""
+    program, apart = direct_reduce(ranks, chunks), [0, *(ranks - 1) * [1]]
+    usual, within = plans(program, nodes=apart), plans(program, nodes=ranks * [0], ahead=True)
+    assert usual[0] == within[0] and usual[0].staging_chunks == (ranks - 1) * min(2, chunks)
+    ahead = plans(program, nodes=apart, ahead=True)
+    assert ahead[0].staging_chunks == (ranks - 1) * slots
+    receives = [op for op in ahead[0].operations if op.kind == "recv"]
+    assert sum(not op.predecessors for op in receives) == (ranks - 1) * slots
+    assert finishes(ahead)
 
 
 def test_memory_that_is_being_sent_is_overwritten_only_afterwards():

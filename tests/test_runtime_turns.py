@@ -38,7 +38,7 @@ def gates_of(nodes, pairs, slow=(), chunks=1, chunk_bytes=MB):
     return turns_of(nodes, pairs, slow, chunks, chunk_bytes).gates
 
 
-def turns_of(nodes, pairs, slow=(), chunks=1, chunk_bytes=MB, channel=0, topology=None):
+def turns_of(nodes, pairs, slow=(), chunks=1, chunk_bytes=MB, channel=0, topology=None, **more):
     """Of messages between pairs of ranks, each of some chunks in messages of their own, all ready at once."""
     topology = topology or cluster(nodes, slow)
     ranks = topology.ranks
@@ -56,7 +56,7 @@ def turns_of(nodes, pairs, slow=(), chunks=1, chunk_bytes=MB, channel=0, topolog
     order = trace(program)
     node_of = topology.node_of()
     plans = dict(enumerate(compile_ranks(program, order, {}, range(ranks), node_of)))
-    return turns(program, collective, order, plans, topology, node_of, chunk_bytes)
+    return turns(program, collective, order, plans, topology, node_of, chunk_bytes, **more)
 
 
 REST = (MB - WINDOW_BYTES) / MB
@@ -65,6 +65,20 @@ REST = (MB - WINDOW_BYTES) / MB
 def test_ranks_of_a_node_take_turns_on_its_uplink_and_senders_see_it():
     found = gates_of([(0, 1), (2,), (3,)], [(0, 2), (1, 3)])
     assert found == {(1, 3, 0): (Gate(0, (0, 2, 0), REST),)}
+
+
+@pytest.mark.parametrize("pairs", [[(0, 2), (1, 3)], [(0, 1), (1, 2), (2, 0)]])
+def test_messages_between_nodes_have_the_order_in_which_they_begin(pairs):
+    """So none is behind one that waits for it, or for what its connection sends before it."""
+    nodes = [(0, 1), (2,), (3,)]
+    found = turns_of(nodes, pairs, chunks=2)
+    between = {(a, b, tag) for a, b in pairs if {a, b} != {0, 1} for tag in (0, 1)}
+    assert len(found.begins) == len(between) and set(found.begins) == between
+    place = {key: n for n, key in enumerate(found.begins)}
+    assert all(place[a, b, 0] < place[a, b, 1] for a, b, _ in between)
+    assert all(place[gate.message] < place[later] for later, gates in found.gates.items() for gate in gates)
+    alone = turns_of(nodes, pairs, chunks=2, wanted=False)
+    assert found.gates and not alone.gates and alone.begins == found.begins
 
 
 def test_senders_of_two_nodes_take_turns_on_a_downlink_and_receivers_see_it():

@@ -143,10 +143,13 @@ def test_any_messages_in_any_order_arrive_once_and_whole(monkeypatch, wanted, ru
         both.close()
 
 
-def test_the_first_of_the_program_goes_before_what_began_earlier(pair, monkeypatch):
+@pytest.mark.parametrize("begins", [[], [0, 1], [1, 0]])
+def test_the_first_of_the_order_goes_before_what_began_earlier(pair, monkeypatch, begins):
+    """That of the program, where none is given."""
+    first, second = begins or [0, 1]
     monkeypatch.setattr(tcp_transport, "usual", lambda library: tcp_transport.Pace(1000, 2))
     length = 30_000_000  # more than the kernel takes
-    mine, theirs = pair.transports()
+    mine, theirs = pair.transports(begins=[(0, 1, tag) for tag in begins])
     arrays = [np.zeros(length, np.uint8) for _ in range(2)]
     sends = [mine.send(array, 1, tag) for tag, array in enumerate(arrays)]
     receives = [theirs.recv(np.ones(length, np.uint8), 0, tag) for tag in range(2)]
@@ -161,16 +164,16 @@ def test_the_first_of_the_program_goes_before_what_began_earlier(pair, monkeypat
         mine.poll([])
         order.extend(theirs.poll([receive.token for receive in receives]) or ())
 
-    sends[1].start()
+    sends[second].start()
     for _ in range(20):
         move()
     assert not order
-    sends[0].start()
+    sends[first].start()
     for _ in range(100_000):
         move()
         if len(order) == 2:
             break
-    assert order == [0, 1]
+    assert order == [first, second]
 
 
 def test_a_message_waits_for_its_gate(pair):
