@@ -218,7 +218,7 @@ class _Compiler:
         self.operations: list[Operation] = []
         self.staging = 0
         self.nodes, self.timed = nodes, timed
-        self.ahead = self._ahead() if ahead and nodes is not None else Fraction(0)
+        self.part_ahead = self._part_ahead() if ahead and nodes is not None else Fraction(0)
         self.slots: dict[int, list[Range]] = {}  # threadblock index -> staging slots of its connection
         self.uses: defaultdict[int, int] = defaultdict(int)
         self.index = {tb.id: index for index, tb in enumerate(program.gpus[rank].threadblocks)}
@@ -325,7 +325,7 @@ class _Compiler:
         """Whether its messages come from another node."""
         return self.nodes is not None and tb.recv >= 0 and self.nodes[tb.recv] != self.nodes[self.rank]
 
-    def _ahead(self) -> Fraction:
+    def _part_ahead(self) -> Fraction:
         """The part of the chunks that connections from other nodes stage which have a slot of their own."""
         gpu = self.program.gpus[self.rank]
         staged = sum(sum(_reduced(tb)) for tb in gpu.threadblocks if self._far(tb))
@@ -341,7 +341,7 @@ class _Compiler:
             staged = _reduced(tb)
             size, depth = max(staged), self.depth
             if self._far(tb):
-                depth = max(depth, int(self.ahead * sum(staged) / size))
+                depth = max(depth, int(self.part_ahead * sum(staged) / size))
             number = min(depth, len(staged))
             self.slots[tb_index] = [("t", self.staging + i * size, size) for i in range(number)]
             self.staging += number * size
