@@ -360,8 +360,9 @@ def _measure_mode(
         if cuda is not None:
             job.barrier()  # nobody has this rank's memory open any more, which goes now
     coded_bytes = int(sent[0]), int(sent[1])
-    waiting = len(taken.gates) if taken is not None and settings.turns else None
-    why = "" if taken is None else taken.why_none
+    asked = taken if settings.turns else None
+    waiting = None if asked is None else len(asked.gates)
+    why = "" if asked is None else asked.why_none
     return Measurement(mine, wrong, outside, error, largest, its, seen, coded_bytes, waiting, why)
 
 
