@@ -36,10 +36,10 @@ from taccl.errors import EnvironmentProblem
 from taccl.runtime import gpu, mpi
 from taccl.runtime.codecs import CODECS, most_bytes, nvcomp
 from taccl.runtime.codecs.device import make_scratch
-from taccl.runtime.compile import Frame, Operation, Plan
 from taccl.runtime.device_frames import DeviceFrames
 from taccl.runtime.dtypes import DTYPES
 from taccl.runtime.frames import frame_sizes
+from taccl.runtime.plan import Frame, Operation, Plan
 
 RANKS = (2, 4)
 COLLECTIVES = ("allgather", "allreduce")

@@ -6,10 +6,10 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from taccl.runtime.compile import Operation, Plan, Range, staged
 from taccl.runtime.copying import copier, past_caches
 from taccl.runtime.device_frames import DeviceFrames
 from taccl.runtime.frames import FrameMemory
+from taccl.runtime.plan import Operation, Plan, Range, staged
 from taccl.runtime.streams import CODING, Streams
 from taccl.runtime.transport import Message, used_bytes
 

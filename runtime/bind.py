@@ -16,13 +16,15 @@ from taccl.errors import EnvironmentProblem
 from taccl.runtime.codecs import Codec, ErrorFeedback
 from taccl.runtime.coded import Coding, coded
 from taccl.runtime.coders import Coder, Note
-from taccl.runtime.compile import Plan, compile_ranks, in_rounds
+from taccl.runtime.compile import compile_ranks
 from taccl.runtime.device_frames import DeviceFrames, DeviceLosses, work_bytes
 from taccl.runtime.dtypes import DType, combiner, divide
 from taccl.runtime.executor import Executor
 from taccl.runtime.frames import FrameMemory, Losses, frame_sizes
 from taccl.runtime.gpu import Cuda
 from taccl.runtime.layout import Layout
+from taccl.runtime.plan import Plan
+from taccl.runtime.rendezvous import in_rounds
 from taccl.runtime.trace import Trace, trace
 from taccl.runtime.transport import Transport
 from taccl.runtime.turns import MOST_MESSAGES

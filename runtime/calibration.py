@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from taccl.profiles.topology import Topology
-from taccl.runtime.compile import Plan
 from taccl.runtime.job import Job
+from taccl.runtime.plan import Plan
 from taccl.runtime.trace import Trace
 from taccl.synth.collective import Collective
 from taccl.synth.cost import FS_PER_US

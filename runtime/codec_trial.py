@@ -28,7 +28,6 @@ from taccl.runtime.bind import Bound, Buffers, Compiled, compile_program, intern
 from taccl.runtime.codecs import Codec
 from taccl.runtime.coded import Coding
 from taccl.runtime.coders import Note
-from taccl.runtime.compile import Operation
 from taccl.runtime.device_memory import DeviceMemory
 from taccl.runtime.device_transport import device_bytes, device_transport
 from taccl.runtime.dtypes import DType
@@ -36,6 +35,7 @@ from taccl.runtime.free_memory import MEMORY_SHARE, shared_device
 from taccl.runtime.host_transport import host_kind, host_transport
 from taccl.runtime.job import Job, Neighbours
 from taccl.runtime.layout import Layout, layout
+from taccl.runtime.plan import Operation
 from taccl.runtime.transport import Transport
 from taccl.synth.collective import Collective, build
 from taccl.synth.program import Program, RankProgram, Step, Threadblock

@@ -27,8 +27,9 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 
 from taccl.errors import CheckFailed, UsageError
-from taccl.runtime.compile import Cell, Frame, Hazards, Operation, Plan, Range
+from taccl.runtime.hazards import Cell, Hazards
 from taccl.runtime.parts import in_parts
+from taccl.runtime.plan import Frame, Operation, Plan, Range
 from taccl.runtime.shared_values import Key, shared_values
 from taccl.synth.coding.plan import Hop
 from taccl.synth.collective import Collective

@@ -30,73 +30,20 @@ read it reads the sender's memory. The send is then done only after that operati
 
 from __future__ import annotations
 
-import heapq
-from collections import Counter, defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
 from itertools import islice
 
+from taccl.runtime.hazards import Hazards
+from taccl.runtime.plan import Message, Operation, Plan, Range
+from taccl.runtime.rendezvous import finishes
 from taccl.runtime.trace import Trace
 from taccl.synth.program import FIFO_DEPTH, Program, Step, Threadblock
 
-# Buffer "i" | "o" | "s" | "t" (staging), first chunk, chunks; or "f" (frames), first slot, slots.
-Range = tuple[str, int, int]
-Cell = tuple[str, int]
-Message = tuple[int, int, int]  # source, destination, tag
-
 # Above this many steps the symbolic trial of all ranks costs more than the extra staging it may save.
 TRIAL_STEPS = 200_000
-# Above this many operations the sets of `essential` cost more memory than shorter lists are worth.
-REDUCTION_OPERATIONS = 20_000
-
-
-@dataclass(frozen=True, slots=True)
-class Frame:
-    """A coded chunk in an area of frames: which one there, and whose data it holds."""
-
-    area: int  # first slot of the area
-    index: int
-    rank: int  # that coded it
-    chunk: int  # in the buffer from which it was coded
-
-
-@dataclass(frozen=True, slots=True)
-class Operation:
-    """One node of the graph. For reduce and accumulate: dst = local (op) received."""
-
-    # "send" | "recv" | "copy" | "reduce"; in coded plans (runtime/coded.py) also
-    # "encode" (src to the frames of the area dst), "decode" (frames to dst), "accumulate" (reduce, received as frames)
-    # and "pack" (frames of any areas to the area dst).
-    kind: str
-    dst: Range | None  # None for send
-    src: Range | None  # None for recv; the local operand of reduce
-    received: Range | None  # the other operand of reduce
-    peer: int  # of send and recv, else -1
-    channel: int
-    tag: int
-    threadblock: int
-    step: int
-    predecessors: tuple[int, ...]  # indices of earlier operations
-    order: tuple[int, ...] = ()  # those of them that it waits for whatever data they bring
-    frames: tuple[Frame, ...] = ()  # one for each chunk
-    carries: Range | None = None  # of a message of frames: the chunks that it would move uncoded
-    chunks: tuple[
-        int, ...
-    ] = ()  # of encode: for each frame the collective's chunk that it is a value of; -1: none
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What one rank does. Operations stand in trace order; connections' messages in theirs."""
-
-    rank: int
-    operations: tuple[Operation, ...]
-    staging_chunks: int
-    # Whether a staged message may be left with its sender until the next operation, which uses it, has read it.
-    direct: bool = False
-    slots: int = 0  # of frames
-    codings: int = 0  # how often a value was coded, at most, before it ends in this rank's buffers
 
 
 def compile_ranks(
@@ -155,47 +102,6 @@ def _one_by_one(plans: Sequence[Plan], nodes: Sequence[int]) -> dict[Message, tu
                     found[message] = (last[line],)
                 last[line] = message
     return found
-
-
-class Hazards:
-    """Which operations must come before one, for the memory that it reads and writes."""
-
-    def __init__(self, inplace: tuple[int, int] | None) -> None:
-        # In place, chunks of "i" and "o" are cells of one memory, so that hazards between the two are seen.
-        self.base = {letter: (letter, 0) for letter in "iostf"}
-        if inplace is not None:
-            self.base |= {"i": ("io", inplace[0]), "o": ("io", inplace[1])}
-        self.writer: dict[Cell, int] = {}
-        self.readers: defaultdict[Cell, list[int]] = defaultdict(list)
-
-    def cells(self, extent: Range | None) -> list[Cell]:
-        """Of a range, one for each chunk."""
-        if extent is None:
-            return []
-        buffer, first = self.base[extent[0]]
-        return [(buffer, first + extent[1] + i) for i in range(extent[2])]
-
-    def before(self, dst: Range | None, *reads: Range | None) -> set[int]:
-        """The operations that wrote what is read or overwritten, and that still read what is overwritten."""
-        found: set[int] = set()
-        for extent in reads:
-            for cell in self.cells(extent):
-                if cell in self.writer:
-                    found.add(self.writer[cell])
-        for cell in self.cells(dst):
-            if cell in self.writer:
-                found.add(self.writer[cell])
-            found.update(self.readers.get(cell, ()))
-        return found
-
-    def record(self, index: int, dst: Range | None, *reads: Range | None) -> None:
-        """The operation comes next."""
-        for extent in reads:
-            for cell in self.cells(extent):
-                self.readers[cell].append(index)
-        for cell in self.cells(dst):
-            self.writer[cell] = index
-            self.readers.pop(cell, None)
 
 
 class _Compiler:
@@ -354,151 +260,3 @@ class _Compiler:
 def _reduced(tb: Threadblock) -> list[int]:
     """The chunks of each of its reducing receives."""
     return [step.count for step in tb.steps if step.kind in ("rrs", "rrc", "rrcs")]
-
-
-def finishes(
-    plans: Sequence[Plan], direct: bool = False, waits: Mapping[Message, Sequence[Message]] | None = None
-) -> bool:
-    """Whether all the plans together run to the end when a send is done only once its receive is posted.
-
-    This is the strictest behaviour that an MPI library may show (rendezvous for every length). direct: stricter,
-    the send of a staged message is done only once the operation that uses it is. waits: messages that begin only once
-    others, of any ranks, are sent.
-    """
-    return in_rounds(plans, direct, lambda source, target: False, waits) is not None
-
-
-def held_for_ever(
-    plans: Sequence[Plan], direct: bool, waits: Mapping[Message, Sequence[Message]]
-) -> list[Message] | None:
-    """None where the plans run to the end, as `finishes` has it; else the messages that then wait for others alone."""
-    stuck: list[Message] = []
-    rounds = in_rounds(plans, direct, lambda source, target: False, waits, stuck)
-    return stuck if rounds is None else None
-
-
-def in_rounds(
-    plans: Sequence[Plan],
-    direct: bool,
-    held: Callable[[int, int], bool],
-    waits: Mapping[Message, Sequence[Message]] | None = None,
-    stuck: list[Message] | None = None,
-) -> dict[tuple[int, int, int], int] | None:
-    """An order in which the plans run to the end, as `finishes` has it; None when they do not.
-
-    Messages of the pairs of ranks that are held go in rounds: a round has of each connection the first one that both
-    ends have started, once nothing but such messages is left to do. So what a message of a round needs is done with the
-    rounds before. Gives the round of each held message: (source, target, tag). waits: as in `finishes`. stuck: gets the
-    messages that wait for nothing but those, when they do not.
-    """
-    index = {}  # (is receive, source, destination, tag) -> operation
-    for plan in plans:
-        for number, op in enumerate(plan.operations):
-            if op.kind == "recv":
-                index[True, op.peer, plan.rank, op.tag] = (plan.rank, number)
-            elif op.kind == "send":
-                index[False, plan.rank, op.peer, op.tag] = (plan.rank, number)
-    missing = [[len(op.predecessors) for op in plan.operations] for plan in plans]
-    successors = [followers([op.predecessors for op in plan.operations]) for plan in plans]
-    started: set[tuple[int, int]] = set()
-    after: defaultdict[tuple[int, int], list[tuple[int, int]]] = defaultdict(
-        list
-    )  # sends that wait for a send
-    gates: Counter[tuple[int, int]] = Counter()  # of sends that wait for sends, those that are not done
-    for (source, target, tag), earlier in (waits or {}).items():
-        rank, number = index[False, source, target, tag]
-        missing[rank][number] += len(earlier)
-        gates[rank, number] = len(earlier)
-        for source, target, tag in earlier:
-            after[index[False, source, target, tag]].append((rank, number))
-    users: dict[tuple[int, int], tuple[int, int]] = {}  # operation that reads a sender's memory -> the send
-    work = deque((plan.rank, n) for plan in plans for n, count in enumerate(missing[plan.rank]) if not count)
-    left = sum(len(plan.operations) for plan in plans)
-    rounds: dict[tuple[int, int, int], int] = {}
-    waiting: defaultdict[tuple[int, int, int], list[int]] = defaultdict(
-        list
-    )  # connection -> tags of its messages
-    turn = 0
-
-    def complete(rank: int, number: int) -> None:
-        nonlocal left
-        left -= 1
-        held_up = after.get((rank, number), ())
-        for send in held_up:
-            gates[send] -= 1
-        for whose, later in (*((rank, n) for n in successors[rank][number]), *held_up):
-            missing[whose][later] -= 1
-            if not missing[whose][later]:
-                work.append((whose, later))
-
-    def match(source: int, target: int, tag: int) -> None:
-        send, receive = index[False, source, target, tag], index[True, source, target, tag]
-        complete(*receive)
-        if direct and staged(plans[receive[0]].operations[receive[1]]):
-            users[receive[0], receive[1] + 1] = send
-        else:
-            complete(*send)
-
-    while True:
-        while work:
-            rank, number = work.popleft()
-            op = plans[rank].operations[number]
-            if op.kind not in ("send", "recv"):
-                complete(rank, number)
-                if (rank, number) in users:
-                    complete(*users[rank, number])
-                continue
-            started.add((rank, number))
-            ends = (op.peer, rank, op.tag) if op.kind == "recv" else (rank, op.peer, op.tag)
-            key = (op.kind != "recv", *ends)
-            if index[key] not in started:
-                continue
-            source, target, tag = ends
-            if held(source, target):
-                heapq.heappush(waiting[source, target, op.channel], tag)
-            else:
-                match(source, target, tag)
-        if not waiting:
-            if left and stuck is not None:
-                for source, target, tag in waits or {}:
-                    rank, number = index[False, source, target, tag]
-                    if 0 < missing[rank][number] == gates[rank, number]:
-                        stuck.append((source, target, tag))
-            return rounds if left == 0 else None
-        for (source, target, _), tags in list(waiting.items()):
-            tag = heapq.heappop(tags)
-            rounds[source, target, tag] = turn
-            match(source, target, tag)
-        turn += 1
-        waiting = defaultdict(list, {line: tags for line, tags in waiting.items() if tags})
-
-
-def staged(op: Operation) -> bool:
-    """Whether this is a receive into staging memory; the operation after it uses what it brought."""
-    return op.kind == "recv" and op.dst is not None and op.dst[0] == "t"
-
-
-def essential(operations: Sequence[Operation]) -> list[tuple[int, ...]]:
-    """The predecessors of each operation without those that come before another predecessor anyway."""
-    if len(operations) > REDUCTION_OPERATIONS:
-        return [op.predecessors for op in operations]
-    before: list[int] = []  # for each operation the set of all that come before it, as bits
-    found = []
-    for op in operations:
-        seen, kept = 0, []
-        for number in reversed(op.predecessors):
-            if not seen >> number & 1:
-                kept.append(number)
-                seen |= before[number] | 1 << number
-        before.append(seen)
-        found.append(tuple(reversed(kept)))
-    return found
-
-
-def followers(predecessors: Sequence[Sequence[int]]) -> list[list[int]]:
-    """For each operation those that wait for it."""
-    found: list[list[int]] = [[] for _ in predecessors]
-    for number, needed in enumerate(predecessors):
-        for before in needed:
-            found[before].append(number)
-    return found

@@ -32,10 +32,10 @@ from taccl.runtime.codecs.device import (
 )
 from taccl.runtime.codecs.device_task import TASK, crc_table, header_of, window_width
 from taccl.runtime.codecs.frame import ENTRY, HEADER_BYTES, directory_bytes
-from taccl.runtime.compile import Frame, Operation, Plan, Range
 from taccl.runtime.dtypes import DType
 from taccl.runtime.frames import FrameMemory, FrameSizes
 from taccl.runtime.gpu import Cuda, address
+from taccl.runtime.plan import Frame, Operation, Plan, Range
 from taccl.runtime.streams import coders
 from taccl.runtime.transport import HEAD_BYTES, used_bytes
 

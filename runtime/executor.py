@@ -29,13 +29,13 @@ from typing import Any
 from taccl.runtime import native
 from taccl.runtime.actions import Actions
 from taccl.runtime.coders import CodecPort, CodecThread, Coder, Inline, Note
-from taccl.runtime.compile import Operation, Plan, essential, followers, staged
 from taccl.runtime.device_frames import DeviceFrames
 from taccl.runtime.frames import FrameMemory
 from taccl.runtime.gpu import Cuda
 from taccl.runtime.in_order import InOrder
 from taccl.runtime.native_run import NativeRun
 from taccl.runtime.pieces import pieces
+from taccl.runtime.plan import Operation, Plan, essential, followers, staged
 from taccl.runtime.scripts import NO_LINES, lay_lines, write_scripts
 from taccl.runtime.streams import PASSED, SETTLED, WORK, Lane, Streams
 from taccl.runtime.transport import Message, Port, Transport

@@ -24,8 +24,8 @@ from taccl.runtime.codecs import (
 )
 from taccl.runtime.codecs.coding import decode_compiled
 from taccl.runtime.codecs.frame import most_bytes, read_header
-from taccl.runtime.compile import Frame, Operation, Range
 from taccl.runtime.dtypes import DType
+from taccl.runtime.plan import Frame, Operation, Range
 from taccl.runtime.transport import HEAD_BYTES, used_bytes, write_head
 
 Array = np.ndarray[Any, Any]

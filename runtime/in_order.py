@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Mapping, Sequence
 
 from taccl.runtime.actions import Action, Actions
-from taccl.runtime.compile import Plan
+from taccl.runtime.plan import Plan
 from taccl.runtime.transport import Message
 
 # What tells whether a message has arrived, its operation, and what to call then.

@@ -16,8 +16,8 @@ import numpy as np
 
 from taccl.runtime import native
 from taccl.runtime.actions import Action, Actions
-from taccl.runtime.compile import Operation, Plan, essential, followers, staged
 from taccl.runtime.copying import overlap, past_caches
+from taccl.runtime.plan import Operation, Plan, essential, followers, staged
 from taccl.runtime.process_memory import address
 from taccl.runtime.transport import Message, Native
 

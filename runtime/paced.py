@@ -27,9 +27,9 @@ from typing import Any
 import numpy as np
 
 from taccl.runtime import mpi
-from taccl.runtime.compile import Plan
 from taccl.runtime.gates import OWN, Gates, Progress
 from taccl.runtime.pace import Pace, usual
+from taccl.runtime.plan import Plan
 from taccl.runtime.streams import Lane
 from taccl.runtime.transport import Message, Plain, take_done, used_bytes
 from taccl.runtime.transports import MpiTransport

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from taccl.runtime.compile import Operation, Plan, Range, staged
+from taccl.runtime.plan import Operation, Plan, Range, staged
 
 Cut = tuple[int, int]  # the first chunk of a part, and the one behind its last
 SHORT = 2  # chunks of a part, below which it is not cut once more

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 
 from taccl.runtime.actions import Actions
 from taccl.runtime.coders import Coder, Wanted
-from taccl.runtime.compile import Plan
 from taccl.runtime.frames import FrameMemory
+from taccl.runtime.plan import Plan
 from taccl.runtime.streams import CODING
 from taccl.runtime.transport import Message
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from taccl.runtime.actions import Action, Actions
-from taccl.runtime.compile import Operation
+from taccl.runtime.plan import Operation
 from taccl.runtime.transport import Message, Port
 
 # What to call, the polled messages that it starts, operations with one predecessor less, how many are finished.

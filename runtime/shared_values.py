@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from taccl.runtime.compile import Frame, Operation, Plan, Range
+from taccl.runtime.plan import Frame, Operation, Plan, Range
 
 Key = tuple[int, int, int]  # source, destination, tag
 

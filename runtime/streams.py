@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 
 from taccl.runtime.coders import Note
-from taccl.runtime.compile import Operation
 from taccl.runtime.gpu import Cuda, address
+from taccl.runtime.plan import Operation
 from taccl.runtime.transport import Message
 
 Action = Callable[[], object]

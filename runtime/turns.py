@@ -23,7 +23,8 @@ from dataclasses import dataclass
 
 from taccl.errors import CheckFailed
 from taccl.profiles.topology import Topology
-from taccl.runtime.compile import Plan, held_for_ever
+from taccl.runtime.plan import Plan
+from taccl.runtime.rendezvous import held_for_ever
 from taccl.runtime.trace import Trace
 from taccl.synth.collective import Collective
 from taccl.synth.cost import FS_PER_US, costs

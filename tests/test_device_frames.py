@@ -14,10 +14,10 @@ from test_codecs_frame import reseal
 
 from taccl.runtime import gpu
 from taccl.runtime.codecs import CODECS, FrameError, Scratch
-from taccl.runtime.compile import Frame, Operation, Plan
 from taccl.runtime.device_frames import DeviceFrames, work_bytes
 from taccl.runtime.dtypes import DTYPES
 from taccl.runtime.frames import FrameMemory, frame_sizes
+from taccl.runtime.plan import Frame, Operation, Plan
 from taccl.runtime.transport import HEAD_BYTES, write_head
 
 DOUBLE = str(Path(__file__).parent / "cupy_double")

@@ -16,12 +16,13 @@ from taccl.runtime.bind import buffer_elements, compile_program
 from taccl.runtime.codecs import CODECS, FrameError, Scratch, decode_into, encode_into, most_bytes
 from taccl.runtime.codecs.codec import EXACT
 from taccl.runtime.coded import Coding, coded
-from taccl.runtime.compile import compile_ranks, finishes
+from taccl.runtime.compile import compile_ranks
 from taccl.runtime.dtypes import DTYPES
 from taccl.runtime.frames import FrameMemory
 from taccl.runtime.layout import layout
 from taccl.runtime.local import run_in_process
 from taccl.runtime.parts import part_bounds
+from taccl.runtime.rendezvous import finishes
 from taccl.runtime.semantics import collective_of
 from taccl.runtime.trace import trace
 from taccl.synth.collective import build

@@ -3,7 +3,9 @@
 import pytest
 import runtime_programs as programs
 
-from taccl.runtime.compile import Operation, Plan, compile_ranks, finishes, held_for_ever, in_rounds
+from taccl.runtime.compile import compile_ranks
+from taccl.runtime.plan import Operation, Plan
+from taccl.runtime.rendezvous import finishes, held_for_ever, in_rounds
 from taccl.runtime.semantics import collective_of
 from taccl.runtime.trace import trace
 

@@ -9,8 +9,8 @@ import pytest
 
 from taccl.errors import EnvironmentProblem
 from taccl.runtime import shared
-from taccl.runtime.compile import Operation, Plan, essential
 from taccl.runtime.executor import Executor
+from taccl.runtime.plan import Operation, Plan, essential
 from taccl.runtime.transport import Message, Plain
 
 

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from taccl.errors import InvalidInput, RunFailed, UsageError
 from taccl.runtime import check
 from taccl.runtime.bind import Bound
-from taccl.runtime.compile import Operation, Plan
 from taccl.runtime.dtypes import DTYPES, OPS
 from taccl.runtime.executor import Executor
 from taccl.runtime.layout import layout
 from taccl.runtime.local import compile_all, connect_all, run_bound, run_in_process
+from taccl.runtime.plan import Operation, Plan
 from taccl.runtime.switch import LocalSwitch, LocalTransport
 from taccl.synth.collective_file import read_collective
 

@@ -15,11 +15,12 @@ from taccl.runtime import check_values
 from taccl.runtime.bind import buffer_elements
 from taccl.runtime.codecs import CODECS
 from taccl.runtime.coded import Coding, coded
-from taccl.runtime.compile import compile_ranks, finishes
+from taccl.runtime.compile import compile_ranks
 from taccl.runtime.dtypes import DTYPES
 from taccl.runtime.layout import layout
 from taccl.runtime.local import run_in_process
 from taccl.runtime.planned import planned
+from taccl.runtime.rendezvous import finishes
 from taccl.runtime.trace import trace
 from taccl.synth.check_algorithm import check_algorithm
 from taccl.synth.coding.flow import flow, permitted
