@@ -14,9 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 
-from taccl.profiles.measure.contention import FoundPort
 from taccl.profiles.measure.fit import LinkFit
 from taccl.profiles.measure.probe import Prober
+from taccl.profiles.measure.together import FoundPort
 
 Flow = tuple[int, int]
 

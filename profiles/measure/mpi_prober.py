@@ -14,7 +14,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ from taccl.profiles.measure.buffers import Buffers, Lengths
 from taccl.profiles.measure.busy import busy_cores
 from taccl.profiles.measure.devices import Devices
 from taccl.profiles.measure.probe import Probe, Times, Trial
-from taccl.profiles.measure.wires import MpiWire, Request, TcpWire, Wire
+from taccl.profiles.measure.wires import NO_LIMIT, MpiWire, Request, TcpWire, Wire
 
 _COMMAND, _RESULT, DATA, ACK, _GATE = 1, 2, 3, 4, 5  # tags
 _SIGN_OF_LIFE = "-"  # rank 0 is alive, though it has nothing to do for this rank
@@ -120,7 +120,7 @@ class MpiProber:
         if time.monotonic() - self._last_sign > self._deadline_s / 4:
             self._command(range(self._comm.Get_size()), _SIGN_OF_LIFE)
             self._last_sign = time.monotonic()
-        members = sorted({rank for flow in probe.flows for rank in flow})
+        members = probe.members
         self._command(members, _encode(probe))
         answers: dict[int, Any] = {}
         # Our own part first; a rank that waited for another in vain says so before that one can be missed.
@@ -200,7 +200,7 @@ class MpiProber:
             if text == _SIGN_OF_LIFE:
                 continue
             probe = _decode(text)
-            members = sorted({rank for flow in probe.flows for rank in flow})
+            members = probe.members
             answer = json.dumps(self._take_part(probe, members)).encode()
             self._wait(self._comm.Isend([answer, self._MPI.BYTE], 0, _RESULT), 0)
 
@@ -280,6 +280,7 @@ class MpiProber:
             flows = list(zip(probe.flows, row, strict=True))
             into, out = self._flows_in(flows), self._flows_out(flows)
             elapsed.append([])
+            self._keep_to(probe)
             try:
                 for _ in range(probe.repeats):
                     for flow in into:
@@ -298,7 +299,15 @@ class MpiProber:
                     self._release(members)
             finally:
                 _free(request for flow in (*into, *out) for request in (flow.message, flow.answer))
+                self._keep_to(replace(probe, rates=()))
         return elapsed
+
+    def _keep_to(self, probe: Probe) -> None:
+        """Let connections send no faster than the probe says, or as fast as they can."""
+        for index, (src, dst) in enumerate(probe.flows):
+            wire = self._wire(dst) if src == self._rank else None
+            if isinstance(wire, TcpWire):
+                wire.keep_to(probe.rates[index] if probe.rates else NO_LIMIT)
 
     def _flows_in(self, flows: Sequence[tuple[tuple[int, int], Trial]]) -> list[_Flow]:
         """Those that end here."""
@@ -434,14 +443,16 @@ def _cores() -> list[int]:
 
 def _encode(probe: Probe) -> str:
     trials = [[(t.acks, t.messages, t.bytes) for t in row] for row in probe.trials]
-    return json.dumps([probe.flows, trials, probe.repeats, probe.together])
+    return json.dumps([probe.flows, trials, probe.repeats, probe.together, probe.rates, probe.first])
 
 
 def _decode(text: str) -> Probe:
-    flows, trials, repeats, together = json.loads(text)
+    flows, trials, repeats, together, rates, first = json.loads(text)
     return Probe(
         tuple((src, dst) for src, dst in flows),
         tuple(tuple(Trial(*trial) for trial in row) for row in trials),
         repeats,
         together,
+        tuple(rates),
+        first,
     )

@@ -42,14 +42,25 @@ class Probe:
 
     `trials[t][f]` is trial t of flow f. With `together` all flows of a trial start at once, and each is one
     message; ranks may then take part in several flows, and the time is that from the common start until all
-    are known to be done, the same for every flow. Otherwise the flows are disjoint pairs of ranks that go
-    through their trials side by side, each at its own pace.
+    are known to be done, the same for every flow. `rates` are then those in bytes/s that each flow's sender
+    keeps to, where its wire can, and `first` the rank with the clock, from which others hear of the start.
+    Otherwise the flows are disjoint pairs of ranks that go through their trials side by side, each at its own
+    pace.
     """
 
     flows: tuple[tuple[int, int], ...]  # (src, dst)
     trials: tuple[tuple[Trial, ...], ...]
     repeats: int
     together: bool = False
+    rates: tuple[int, ...] = ()
+    first: int = -1  # the lowest
+
+    @property
+    def members(self) -> list[int]:
+        """The ranks of its flows, the first one in front."""
+        return sorted(
+            {rank for flow in self.flows for rank in flow}, key=lambda rank: (rank != self.first, rank)
+        )
 
 
 class Prober(Protocol):

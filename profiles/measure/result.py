@@ -9,9 +9,9 @@ from statistics import median
 from typing import Any
 
 from taccl.profiles.measure.codec_fit import CodecFit, codec_document
-from taccl.profiles.measure.contention import FoundPort
 from taccl.profiles.measure.rounding import or_none, rounded
 from taccl.profiles.measure.survey import Survey
+from taccl.profiles.measure.together import FoundPort
 from taccl.profiles.schema import MIN_BETA_US_PER_MB, MIN_TIME_US
 from taccl.profiles.topology import Link, Measurement, Nic, Port, Switch, Topology
 

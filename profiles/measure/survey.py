@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from taccl.profiles.measure.boundary import Partition, by_name, find_nodes
 from taccl.profiles.measure.classes import LinkClass, classify, pool
-from taccl.profiles.measure.contention import FoundPort, find_ports
+from taccl.profiles.measure.contention import find_ports
 from taccl.profiles.measure.crowd import least_load_us, ranks_to_a_core, receivers, slowed
 from taccl.profiles.measure.devices import LARGEST_BYTES
 from taccl.profiles.measure.fit import LinkFit, Point, fit_link, interval95, rough_link
@@ -32,6 +32,7 @@ from taccl.profiles.measure.probe import (
     undisturbed,
 )
 from taccl.profiles.measure.rounds import directed, pack, tournament
+from taccl.profiles.measure.together import FoundPort
 
 Flow = tuple[int, int]
 Kind = tuple[int, int, bool]  # of a flow: its nodes, and whether a device copies it
@@ -48,7 +49,9 @@ _MOST_REPEATS = 15
 # the ranks run, what else runs) belongs to the moment and not to the link.
 _SWEEPS = 3
 _ODD = 0.1  # how far a link may be from its peers without being measured again
-_SNAP = 0.2  # a port whose beta is this close to its links' own is what limits the links
+# A port whose beta is so far above its links' own, or below, is what limits them. (Flows that share it unevenly take
+# longer, never less.)
+_SNAP = 0.2, 0.08
 _DISTURBED = 1.15  # flows of a round slower than alone by more disturb each other
 
 
@@ -214,7 +217,8 @@ def _snapped(ports: Sequence[FoundPort], classes: Sequence[LinkClass]) -> list[F
     snapped = []
     for port in ports:
         own = port.beta_us_per_mb
-        near = [beta[link] for link in port.links if abs(beta[link] - own) <= _SNAP * own]
+        least, most = own * (1 - _SNAP[0]), own * (1 + _SNAP[1])
+        near = [beta[link] for link in port.links if least <= beta[link] <= most]
         snapped.append(replace(port, beta_us_per_mb=median(near)) if near else port)
     return snapped
 

@@ -5,6 +5,7 @@ A message is made once, as a request of MPI is: `Start` begins it, `Test` says w
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import socket
@@ -16,6 +17,8 @@ from taccl.errors import RunFailed
 
 HEAD = struct.Struct("<IQ")  # tag of a message, and its bytes
 READS = 16  # of a connection at a time
+NO_LIMIT = 2**64 - 1  # bytes/s
+_SO_MAX_PACING_RATE = 47
 
 
 class Request(Protocol):
@@ -80,6 +83,11 @@ class TcpWire:
 
     def receiver(self, data: Any, tag: int) -> Request:
         return _TcpReceive(self, data, tag)
+
+    def keep_to(self, bytes_per_s: int) -> None:
+        """Send no faster than that."""
+        with contextlib.suppress(OSError):  # a kernel that does not know it; or the connection is lost
+            self._connection.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, struct.pack("Q", bytes_per_s))
 
     def start_send(self, message: _TcpSend, data: memoryview, tag: int) -> None:
         """Put a message behind those that leave."""
