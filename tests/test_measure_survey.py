@@ -8,13 +8,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from cluster.simulated import Flow, SimulatedProber
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
+from ortools.linear_solver import pywraplp
 
 from taccl.profiles.measure.boundary import by_cost, by_name, find_nodes, meet
 from taccl.profiles.measure.result import document, rounded, topology
 from taccl.profiles.measure.rounds import directed, pack, tournament
 from taccl.profiles.measure.survey import FULL, QUICK, Survey, survey
+from taccl.profiles.measure.together import port_beta
 from taccl.profiles.profile_file import read_topology
 from taccl.profiles.profile_writer import write_topology
 
@@ -197,6 +199,92 @@ def test_any_star_of_nodes_comes_back(
     for k, rate in enumerate(rates):
         if rate >= min(other for j, other in enumerate(rates) if j != k):
             assert {port.direction for port in found.ports if port.node == k} == {"out", "in"}
+
+
+def uneven_star(per_node: list[int], uplinks: list[float], noise: float, seed: int) -> SimulatedProber:
+    """Nodes with so many ranks each, and an uplink each of the given beta (both ways)."""
+    node = [k for k, ranks in enumerate(per_node) for _ in range(ranks)]
+    prober = machine(1, len(node), None, noise=noise, seed=seed)
+    prober.hosts = [f"host{k}" for k in node]
+    prober.alpha_us = lambda s, d: 3.0 if node[s] == node[d] else 200.0
+    prober.beta = lambda s, d: 100.0 if node[s] == node[d] else 300.0
+    prober.occupancy_share = 0.1
+    for k, beta in enumerate(uplinks):
+        inside = [r for r, mine in enumerate(node) if mine == k]
+        outside = [r for r, mine in enumerate(node) if mine != k]
+        prober.ports = [
+            *prober.ports,
+            (f"{k}.out", beta, crossing(inside, outside)),
+            (f"{k}.in", beta, crossing(outside, inside)),
+        ]
+    return prober
+
+
+def most_at_once(links: dict[Flow, float], ports: Iterable[tuple[float, Iterable[Flow]]]) -> float:
+    """Bytes/us that flows bring through together at most. links, ports: beta in us/MB."""
+    solver = pywraplp.Solver.CreateSolver("GLOP")
+    rates = {flow: solver.NumVar(0, 1e6 / beta, "") for flow, beta in links.items()}
+    for beta, through in ports:
+        solver.Add(sum(rates[flow] for flow in through if flow in rates) <= 1e6 / beta)
+    solver.Maximize(sum(rates.values()))
+    assert solver.Solve() == solver.OPTIMAL
+    return float(solver.Objective().Value())
+
+
+@settings(deadline=None, max_examples=15)
+@example(
+    per_node=[1, 2, 3], uplinks=[400.0, 400.0, 1400.0, 1.0, 1.0, 1.0], seed=0
+)  # one slow: 1.3 fills the others
+@example(per_node=[1] * 6, uplinks=[400.0, *[1200.0] * 5], seed=0)  # one that no two others fill
+@example(per_node=[1, 2, 2, 2, 2, 1], uplinks=[1500.0, 700.0, 1000.0, 1000.0, 400.0, 400.0], seed=29)
+@example(per_node=[2, 1, 2, 1, 2, 3], uplinks=[700.0, 1500.0, 400.0, 3000.0, 1500.0, 8000.0], seed=35)
+@given(
+    per_node=st.lists(st.integers(1, 3), min_size=2, max_size=6),
+    uplinks=st.lists(
+        st.sampled_from([400.0, 500.0, 700.0, 1000.0, 1500.0, 3000.0, 8000.0]), min_size=6, max_size=6
+    ),
+    seed=st.integers(0, 1000),
+)
+def test_what_passes_at_once_between_uneven_nodes_is_what_the_profile_says(
+    per_node: list[int], uplinks: list[float], seed: int
+) -> None:
+    uplinks = uplinks[: len(per_node)]
+    prober = uneven_star(per_node, uplinks, 0.02, seed)
+    found = topology(survey(prober, QUICK), "star", "simulated")
+    node_of = found.node_of()
+    assert len(found.nodes) == len(per_node)
+    ports = [
+        (float(port.beta_us_per_mb), [(link.src, link.dst) for link in found.links if index in link.ports])
+        for index, port in enumerate(found.ports)
+    ]
+    for node in range(len(per_node)):
+        for at in (0, 1):  # all that leaves it, all that comes to it
+            far = [
+                link
+                for link in found.links
+                if node_of[link.src] != node_of[link.dst] and node_of[(link.src, link.dst)[at]] == node
+            ]
+            said = most_at_once({(link.src, link.dst): float(link.beta_us_per_mb) for link in far}, ports)
+            true = most_at_once(
+                {(link.src, link.dst): 300.0 for link in far},
+                [(beta, through) for _, beta, through in prober.ports],
+            )
+            assert 0.8 * true < said < 1.25 * true
+
+
+@pytest.mark.parametrize(
+    ("rates", "slowdown", "beta"),
+    [
+        ([1.0], 1.0, 1.0),
+        ([1.0, 1.0], 2.0, 1.0),
+        ([1.0, 1.0], 1.0, 0.5),
+        ([2.0, 2.0, 2.0], 1.5, 0.25),
+        # The slow one is done after 1; what the quick one has left then, 0.5, it brings at 2.
+        ([2.0, 1.0], 1.25, 1 / 2.5),
+    ],
+)
+def test_the_port_behind_a_slowdown(rates: list[float], slowdown: float, beta: float) -> None:
+    assert port_beta(rates, slowdown) == pytest.approx(beta, rel=1e-6)
 
 
 def test_the_profile_can_be_read_back() -> None:

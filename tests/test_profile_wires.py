@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import sys
 from collections.abc import Iterator
 
 import numpy as np
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from taccl.errors import RunFailed
-from taccl.profiles.measure.wires import HEAD, TcpWire
+from taccl.profiles.measure.wires import HEAD, NO_LIMIT, TcpWire
 
 Pair = tuple[TcpWire, TcpWire, socket.socket, socket.socket]
 
@@ -39,6 +40,19 @@ def finished(*requests) -> bool:
         if not left:
             return True
     return False
+
+
+def test_a_sender_keeps_to_a_rate_until_it_may_go_as_fast_as_it_can(pair: Pair) -> None:
+    mine, _, one, _ = pair
+
+    def kept() -> int:
+        return int.from_bytes(one.getsockopt(socket.SOL_SOCKET, 47, 8), sys.byteorder)  # SO_MAX_PACING_RATE
+
+    usual = kept()
+    mine.keep_to(123_456_789)
+    assert kept() == 123_456_789
+    mine.keep_to(NO_LIMIT)
+    assert kept() == usual
 
 
 @given(
