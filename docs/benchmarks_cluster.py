@@ -45,6 +45,8 @@ CASES = {
     "3x3": layout(3, 3, "500mbit", {2: "100mbit"}, latency_us=500),
     "5x1": layout(5, 1, "100mbit", {0: "20mbit", 2: "300mbit"}, latency_us=2000),
     "6x1": layout(6, 1, "200mbit", {2: "40mbit", 5: "100mbit"}, latency_us=1000),
+    "6x1-wide": layout(6, 1, "100mbit", {0: "300mbit"}, latency_us=500),
+    "4x2-each": layout(4, 2, "100mbit", {1: "60mbit", 2: "300mbit", 3: "200mbit"}, latency_us=200),
 }
 USUAL_CASES = ("headline", "2x4", "4x2", "even")
 COLLECTIVES = ("allgather", "allreduce", "broadcast", "alltoall", "reducescatter")

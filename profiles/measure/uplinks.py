@@ -44,9 +44,14 @@ def find_uplinks(bench: Bench, nodes: Partition, node: int, direction: str) -> b
         else:
             groups.append(_alone(bench, nodes, node, rank, direction))
     found = [group for group in groups if group.beta_us_per_mb is not None]
-    if 2 * sum(len(group.ranks) for group in found) < len(ranks):
-        # The ranks of a node are built alike: what so few of them show alone is a disturbance.
-        found = [group for group in found if len(group.ranks) > 1]
+    # The ranks of a node are built alike: what so few of them show alone is a disturbance. And hosts with fewer cores
+    # than flows have ranks there cannot be asked what one rank alone is held up by.
+    alone = 2 * sum(len(group.ranks) for group in found) >= len(ranks)
+    found = [
+        group
+        for group in found
+        if len(group.ranks) > 1 or (alone and bench.has_cores(_flows(bench, group, direction)))
+    ]
     several = 0
     for group in found:
         name = f"rank{group.ranks[0]}.nic"
@@ -54,7 +59,7 @@ def find_uplinks(bench: Bench, nodes: Partition, node: int, direction: str) -> b
             name, several = f"node{node}.nic{several}", several + 1
         if len(groups) == 1 < len(ranks):
             name = f"node{node}.uplink"
-        flows = _outward(bench, group.far, group.ranks, direction, group.flows)
+        flows = _flows(bench, group, direction)
         beta = median(bench.contend(flows, known).beta_us_per_mb for _ in range(CONFIRM))
         _add(bench, nodes, node, group.ranks, direction, name, beta)
     return len(groups) == len(found) == 1
@@ -84,7 +89,7 @@ def _alone(bench: Bench, nodes: Partition, node: int, rank: int, direction: str)
     few = next((k + 1 for k in range(len(rates)) if sum(rates[: k + 1]) >= _ENOUGH * rates[0]), len(rates))
     for count in sorted({few, len(flows)}):
         some = flows[:count]
-        if len(some) > 1 and bench.has_cores(some):
+        if len(some) > 1:
             found = bench.shares(some, bench.ports_of(node), _least(bench, some))
             if found is not None:
                 return _Group([rank], found.beta_us_per_mb, far, count)
@@ -104,6 +109,11 @@ def _joins(bench: Bench, node: int, group: _Group, rank: int, direction: str) ->
     loads = [sum(1 / bench.beta(flow) for flow in flows if flow[at] == one) for one in (group.ranks[0], rank)]
     apart = max(loads) / sum(loads)
     return found.beta_us_per_mb >= (1 + apart) / 2 * group.beta_us_per_mb
+
+
+def _flows(bench: Bench, group: _Group, direction: str) -> list[Flow]:
+    """Those that show a group's port, shared by its ranks."""
+    return _outward(bench, group.far, group.ranks, direction, group.flows)
 
 
 def _fill(bench: Bench, flows: Sequence[Flow]) -> float:
