@@ -47,7 +47,13 @@ UNSENT = 2  # segments that wait in the kernel behind what is on its way
 USUAL_WMEM_MAX = 212992  # Linux's own
 _SO_BUF_LOCK = 72  # since Linux 5.13; 0: the kernel finds the right length again
 _SO_MAX_PACING_RATE = 47  # bytes in a second
-_NO_LIMIT = 2**64 - 1
+NO_LIMIT = 2**64 - 1  # bytes in a second
+
+
+def limit_rate(connection: socket.socket, bytes_per_s: int) -> None:
+    """Send no faster than that, where the kernel knows how; a connection that is lost stays so."""
+    with contextlib.suppress(OSError):
+        connection.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, struct.pack("Q", bytes_per_s))
 
 
 class Outgoing:
@@ -214,7 +220,7 @@ class Link:
         self._segment: tuple[Incoming, int, bool] | None = None
         self._least = 1
         self._kept: Pace | None = None  # no limit yet
-        self._most = _NO_LIMIT  # bytes in a second
+        self._most = NO_LIMIT  # bytes in a second
         self._unlimited_bytes = math.inf
         self._early = False  # the head is of a run that has not begun here
         poller.register(self.at, 0)
@@ -262,11 +268,10 @@ class Link:
 
     def _limit(self, nbytes: int) -> None:
         """A message begins."""
-        most = self._messages.pace.bytes_per_s if nbytes > self._unlimited_bytes else _NO_LIMIT
+        most = self._messages.pace.bytes_per_s if nbytes > self._unlimited_bytes else NO_LIMIT
         if most != self._most:
             self._most = most
-            with contextlib.suppress(OSError):  # a kernel that does not know it; or the connection is lost
-                self._connection.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, struct.pack("Q", most))
+            limit_rate(self._connection, most)
 
     def send(self, message: Outgoing) -> None:
         """Something may go, with the next look at the connections: words that are said meanwhile are not to wait behind

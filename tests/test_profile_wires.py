@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from taccl.errors import RunFailed
-from taccl.profiles.measure.wires import HEAD, NO_LIMIT, TcpWire
+from taccl.profiles.measure.wires import HEAD, TcpWire
+from taccl.runtime.tcp_link import NO_LIMIT
 
 Pair = tuple[TcpWire, TcpWire, socket.socket, socket.socket]
 

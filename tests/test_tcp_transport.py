@@ -490,7 +490,7 @@ def test_a_long_message_leaves_at_the_pace_of_its_link_and_a_short_one_at_that_o
         for port in (mine, theirs):
             port.end()
             port.close()
-    assert rates == [123_456_789, tcp_link._NO_LIMIT, 123_456_789, *[tcp_link._NO_LIMIT] * 3]
+    assert rates == [123_456_789, tcp_link.NO_LIMIT, 123_456_789, *[tcp_link.NO_LIMIT] * 3]
 
 
 DATA_FRAMES_AT = 156  # in struct tcp_info of linux/tcp.h: frames with data that were sent

@@ -24,7 +24,8 @@ from taccl.profiles.measure.buffers import Buffers, Lengths
 from taccl.profiles.measure.busy import busy_cores
 from taccl.profiles.measure.devices import Devices
 from taccl.profiles.measure.probe import Probe, Times, Trial
-from taccl.profiles.measure.wires import NO_LIMIT, MpiWire, Request, TcpWire, Wire
+from taccl.profiles.measure.wires import MpiWire, Request, TcpWire, Wire
+from taccl.runtime.tcp_link import NO_LIMIT
 
 _COMMAND, _RESULT, DATA, ACK, _GATE = 1, 2, 3, 4, 5  # tags
 _SIGN_OF_LIFE = "-"  # rank 0 is alive, though it has nothing to do for this rank

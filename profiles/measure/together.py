@@ -145,7 +145,7 @@ class Bench:
         # No faster than alone: what one hands over all at once stands before the others in the queue of their uplink,
         # and its own way behind that may be slow.
         rates = tuple(int(_KEPT * 1e12 / self.beta(flow)) for flow in flows)
-        probe = Probe(tuple(flows), (trial,), repeats, True, rates, flows[0][clock])
+        probe = Probe(tuple(flows), (trial,), repeats, together=True, rates=rates, first=flows[0][clock])
         times = self._prober.run(probe)
         return float(typical(times[0, 0, 1:]))
 

@@ -5,7 +5,6 @@ A message is made once, as a request of MPI is: `Start` begins it, `Test` says w
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import socket
@@ -14,11 +13,10 @@ from collections import defaultdict, deque
 from typing import Any, Protocol
 
 from taccl.errors import RunFailed
+from taccl.runtime.tcp_link import limit_rate
 
 HEAD = struct.Struct("<IQ")  # tag of a message, and its bytes
 READS = 16  # of a connection at a time
-NO_LIMIT = 2**64 - 1  # bytes/s
-_SO_MAX_PACING_RATE = 47
 
 
 class Request(Protocol):
@@ -86,8 +84,7 @@ class TcpWire:
 
     def keep_to(self, bytes_per_s: int) -> None:
         """Send no faster than that."""
-        with contextlib.suppress(OSError):  # a kernel that does not know it; or the connection is lost
-            self._connection.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, struct.pack("Q", bytes_per_s))
+        limit_rate(self._connection, bytes_per_s)
 
     def start_send(self, message: _TcpSend, data: memoryview, tag: int) -> None:
         """Put a message behind those that leave."""
