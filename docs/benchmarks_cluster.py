@@ -46,6 +46,10 @@ CASES = {
     "5x1": layout(5, 1, "100mbit", {0: "20mbit", 2: "300mbit"}, latency_us=2000),
     "6x1": layout(6, 1, "200mbit", {2: "40mbit", 5: "100mbit"}, latency_us=1000),
     "6x1-wide": layout(6, 1, "100mbit", {0: "300mbit"}, latency_us=500),
+    "4x2-racks": layout(4, 2, "200mbit", rack_of=(0, 0, 1, 1), trunks=("200mbit", "200mbit")),
+    "6x1-racks": layout(
+        6, 1, "200mbit", latency_us=300, rack_of=(0, 1, 2, 0, 1, 2), trunks=("200mbit", "100mbit", "300mbit")
+    ),
     "4x2-each": layout(4, 2, "100mbit", {1: "60mbit", 2: "300mbit", 3: "200mbit"}, latency_us=200),
 }
 USUAL_CASES = ("headline", "2x4", "4x2", "even")

@@ -31,6 +31,9 @@ def in_cluster(
     """Run a program in an emulated cluster, which ends with this code; skip where none can be had."""
     words = [f"--nodes={of.nodes}", f"--ranks={of.ranks_per_node}", f"--latency-us={of.latency_us}"]
     words += [f"--slow={node}={bits // 1000}kbit" for node, bits in enumerate(of.rate_bits)]
+    if of.rack_of:
+        words += [f"--racks={','.join(map(str, of.rack_of))}"]
+        words += [f"--trunk={bits // 1000}kbit" for bits in of.trunk_bits]
     return on_cluster(program, *words, code=code, timeout_s=timeout_s, **environment)
 
 
@@ -59,19 +62,31 @@ def complaints_about(found: dict[str, Any], profile: Path, of: Layout) -> list[s
     wrong = []
     node_of = topology.node_of()
     uplinks: dict[tuple[int, str], float] = {}
+    trunks: dict[str, float] = {}
     for link in topology.links:
         src, dst = node_of[link.src], node_of[link.dst]
         if src == dst:
             continue
-        slowest = max(of.beta_us_per_mb(src), of.beta_us_per_mb(dst))
+        slowest = max(of.beta_us_per_mb(src), of.beta_us_per_mb(dst), of.trunk_us_per_mb(src, dst))
         wrong += differ(f"beta of {link.src}->{link.dst}", float(link.beta_us_per_mb), slowest)
         if of.latency_us:
             wrong += differ(f"alpha of {link.src}->{link.dst}", float(link.alpha_us), of.latency_us)
         for port in link.ports:
             name, way = topology.ports[port].name.rsplit(".", 1)
+            if topology.ports[port].kind == "trunk":
+                trunks[f"{name}.{way}"] = float(topology.ports[port].beta_us_per_mb)
+                if not of.trunk_us_per_mb(src, dst):
+                    wrong.append(f"{src}->{dst} crosses a trunk")
             node = src if way == "out" else dst
             if name == (f"node{node}.uplink" if of.ranks_per_node > 1 else f"rank{node}.nic"):
                 uplinks[node, way] = float(topology.ports[port].beta_us_per_mb)
+    if of.rack_of:  # two, of which both trunks are one
+        expected_of = {
+            f"rack0.trunk.{way}": max(8e12 / bits for bits in of.trunk_bits) for way in ("in", "out")
+        }
+        if trunks.keys() != expected_of.keys():
+            wrong.append(f"trunks: found {trunks}")
+        wrong += [text for name in trunks for text in differ(name, trunks[name], expected_of.get(name, 0.0))]
     for node in range(of.nodes):
         # Flows to one other node show no more than the slower of the two uplinks.
         others = [of.beta_us_per_mb(k) for k in range(of.nodes) if k != node]
@@ -90,8 +105,11 @@ def complaints_about(found: dict[str, Any], profile: Path, of: Layout) -> list[s
 @pytest.mark.parametrize(
     "of",
     [
-        pytest.param(layout(4, 2, "200mbit", {3: "50mbit"}, latency_us=1000), id="4x2-one-slow-latency"),
+        pytest.param(layout(3, 2, "200mbit", {2: "50mbit"}, latency_us=1000), id="3x2-one-slow-latency"),
         pytest.param(layout(3, 2, "100mbit", {1: "40mbit"}), id="3x2-one-slow-shaped-by-the-kernel"),
+        pytest.param(
+            layout(4, 1, "200mbit", rack_of=(0, 1, 0, 1), trunks=("200mbit", "300mbit")), id="4x1-two-racks"
+        ),
         pytest.param(
             layout(3, 1, "100mbit", {2: "150mbit"}, latency_us=500), id="3x1-one-that-no-other-fills"
         ),

@@ -272,6 +272,84 @@ def test_what_passes_at_once_between_uneven_nodes_is_what_the_profile_says(
             assert 0.8 * true < said < 1.25 * true
 
 
+def with_racks(prober: SimulatedProber, node_of: list[int], rack_of: list[int], trunks: list[float]) -> None:
+    """Give each rack of nodes a trunk of this beta, both ways."""
+    for rack, beta in enumerate(trunks):
+        inside = [rank for rank, node in enumerate(node_of) if rack_of[node] == rack]
+        outside = [rank for rank, node in enumerate(node_of) if rack_of[node] != rack]
+        prober.ports = [
+            *prober.ports,
+            (f"rack{rack}.out", beta, crossing(inside, outside)),
+            (f"rack{rack}.in", beta, crossing(outside, inside)),
+        ]
+
+
+@pytest.mark.parametrize(
+    ("per_node", "rack_of", "trunks"),
+    [
+        (2, [0, 0, 1, 1], [900.0, 900.0]),
+        (1, [0, 1, 0, 1], [600.0, 600.0]),
+        (2, [0, 0, 1, 1], [2000.0, 2000.0]),  # slower than an uplink
+        (2, [0, 0, 0, 0, 1, 1, 1, 1], [450.0, 450.0]),
+        (1, [0, 0, 1, 1, 2, 2], [900.0, 700.0, 900.0]),
+        (2, [0, 1, 0, 1, 2, 2, 1, 0], [450.0, 450.0, 900.0]),
+        (1, [0] * 8 + [1] * 8, [225.0, 225.0]),
+    ],
+)
+def test_trunks_of_racks(per_node: int, rack_of: list[int], trunks: list[float]) -> None:
+    """Found with the nodes behind them, and all uplinks as they are."""
+    nodes = len(rack_of)
+    prober = machine(nodes, per_node, [900.0] * nodes, noise=0.02, seed=1)
+    with_racks(prober, [rank // per_node for rank in range(nodes * per_node)], rack_of, trunks)
+    found = survey(prober, QUICK)
+    ways: dict[tuple[frozenset[int], frozenset[int]], float] = {}
+    for port in found.ports:
+        if port.kind == "trunk":
+            ends = [frozenset(link[at] // per_node for link in port.links) for at in (0, 1)]
+            assert len(port.links) == len(ends[0]) * len(ends[1]) * per_node**2
+            assert (ends[0], ends[1]) not in ways
+            ways[ends[0], ends[1]] = port.beta_us_per_mb
+    expected = {}
+    for rack, beta in enumerate(trunks):
+        own = frozenset(k for k in range(nodes) if rack_of[k] == rack)
+        rest = frozenset(range(nodes)) - own
+        expected |= {(own, rest): beta, (rest, own): beta}
+    assert ways == {key: pytest.approx(beta, rel=0.06) for key, beta in expected.items()}
+    uplinks = [port.beta_us_per_mb for port in found.ports if port.kind == "nic"]
+    assert uplinks == [pytest.approx(900, rel=0.06)] * (2 * nodes)
+    names = [port.name for port in found.ports]
+    assert len(set(names)) == len(names)
+    result = topology(found, "racks", "simulated")
+    assert read_topology(write_topology(result), "racks.yaml") == result
+
+
+@pytest.mark.parametrize("rate", [1.5, 2.5])
+def test_what_all_share_is_no_trunk(rate: float) -> None:
+    """Cores that are too few for all flows at once: as many bytes as so many uplinks carry, whichever they take."""
+    prober = machine(6, 1, [900.0] * 6, noise=0.02)
+    prober.ports = [*prober.ports, ("cores", 900.0 / rate, crossing(range(6), range(6)))]
+    assert not [port.name for port in survey(prober, QUICK).ports if port.kind == "trunk"]
+
+
+@settings(deadline=None, max_examples=12)
+@example(
+    uplinks=[8000.0, 700.0, 3000.0, 8000.0, 500.0, 400.0, 1500.0, 1000.0],
+    per_node=[1, 2, 2, 3, 1, 1, 2, 2],
+    seed=10,
+)
+@given(
+    per_node=st.lists(st.integers(1, 3), min_size=4, max_size=7),
+    uplinks=st.lists(
+        st.sampled_from([400.0, 500.0, 700.0, 1000.0, 1500.0, 3000.0, 8000.0]), min_size=8, max_size=8
+    ),
+    seed=st.integers(0, 1000),
+)
+def test_nodes_on_one_switch_have_no_trunk(per_node: list[int], uplinks: list[float], seed: int) -> None:
+    prober = uneven_star(per_node, uplinks[: len(per_node)], 0.05, seed)
+    prober.outliers = 0.02
+    assert not [port.name for port in survey(prober, QUICK).ports if port.kind == "trunk"]
+
+
 @pytest.mark.parametrize(
     ("rates", "slowdown", "beta"),
     [

@@ -13,6 +13,7 @@ from taccl.profiles.measure.boundary import Partition
 from taccl.profiles.measure.fit import LinkFit
 from taccl.profiles.measure.probe import Prober
 from taccl.profiles.measure.together import MOST_FLOWS, Bench, Flow, FoundPort
+from taccl.profiles.measure.trunks import find_trunks
 from taccl.profiles.measure.uplinks import find_uplinks, find_wide_uplink
 
 
@@ -30,17 +31,32 @@ def find_ports(
     use on each, and how often.
     """
     bench = Bench(prober, fits, largest, repeats)
-    ungrouped = []
     for node, ranks in enumerate(nodes):
-        tell("ports", node, len(nodes))
+        tell("ports", node, 2 * len(nodes))
         _bus(bench, node, ranks)
         for direction in ("out", "in"):
-            if len(nodes) > 1 and not find_uplinks(bench, nodes, node, direction):
-                ungrouped.append((node, direction))
             _switch_ports(bench, ranks, node, direction)
+    if len(nodes) == 1:
+        return bench.ports
+    inside = list(bench.ports)
+    _between(bench, nodes, tell)
+    if trunks := find_trunks(bench, nodes):
+        # Flows that shared a trunk were taken to share an uplink.
+        bench.ports = [*inside, *trunks]
+        _between(bench, nodes, tell)
+    return bench.ports
+
+
+def _between(bench: Bench, nodes: Partition, tell: Callable[[str, int, int], None]) -> None:
+    """Add every node's ways to the others."""
+    ungrouped = []
+    for node in range(len(nodes)):
+        tell("ports", len(nodes) + node, 2 * len(nodes))
+        for direction in ("out", "in"):
+            if not find_uplinks(bench, nodes, node, direction):
+                ungrouped.append((node, direction))
     for node, direction in ungrouped:
         find_wide_uplink(bench, nodes, node, direction)
-    return bench.ports
 
 
 def _bus(bench: Bench, node: int, ranks: Sequence[int]) -> None:

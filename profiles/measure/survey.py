@@ -217,7 +217,8 @@ def _snapped(ports: Sequence[FoundPort], classes: Sequence[LinkClass]) -> list[F
     snapped = []
     for port in ports:
         own = port.beta_us_per_mb
-        least, most = own * (1 - _SNAP[0]), own * (1 + _SNAP[1])
+        above = _SNAP[1] if port.kind == "trunk" else _SNAP[0]
+        least, most = own * (1 - above), own * (1 + _SNAP[1])
         near = [beta[link] for link in port.links if least <= beta[link] <= most]
         snapped.append(replace(port, beta_us_per_mb=median(near)) if near else port)
     return snapped

@@ -88,17 +88,24 @@ class Bench:
             return []
         return groups if several or self.by_devices(ranks) else []
 
-    def contend(self, flows: Sequence[Flow], known: Sequence[FoundPort]) -> Outcome:
-        """The flows together, against each alone, and what the known ports explain of that."""
+    def contend(self, flows: Sequence[Flow], known: Sequence[FoundPort], fitted: bool = False) -> Outcome:
+        """The flows together, against each alone, and what the known ports explain of that.
+
+        fitted: alone they are taken to be as their fits say, so that none is run alone.
+        """
         # Equal times alone: the slowest flow's largest message sets the time, none exceeds its own largest.
         time = min(self.beta(flow) * self._largest[flow] / 1e6 for flow in flows)
         sizes = [max(1024, int(time / self.beta(flow) * 1e6)) for flow in flows]
         # The clock is on the side that all flows have in common: there their start is the same, whether alone or not.
         clock = 0 if len({self._prober.hosts[source] for source, _ in flows}) == 1 else 1
-        alone = [self._alone(flow, size, clock) for flow, size in zip(flows, sizes, strict=True)]
+        alone = [
+            self._fitted(flow, size) if fitted else self._alone(flow, size, clock)
+            for flow, size in zip(flows, sizes, strict=True)
+        ]
         together = self._run(flows, sizes, clock)
-        # What is not transfer: latencies, replies, the start and the end that all must hear of.
-        rest = min(
+        # What is not transfer: latencies, replies, the start and the end that all must hear of. A fit knows a flow's
+        # own latency less well than a run does; the largest cannot make flows look slowed that are not.
+        rest = (max if fitted else min)(
             t - self.beta(flow) * size / 1e6 for t, flow, size in zip(alone, flows, sizes, strict=True)
         )
         return Outcome(
@@ -132,12 +139,14 @@ class Bench:
         A connection may still be slow from the probe before (TCP remembers a crowded path for a while). The
         common start and end cost two more latencies than the fitted message and its reply.
         """
-        fit = self.fits[flow]
-        fitted = 4 * fit.alpha_us + fit.offset_us + fit.beta_us_per_mb * size / 1e6
         known = flow, size, clock
         if known not in self._measured:
             self._measured[known] = self._run([flow], [size], clock)
-        return min(self._measured[known], max(fitted, 0.5 * self._measured[known]))
+        return min(self._measured[known], max(self._fitted(flow, size), 0.5 * self._measured[known]))
+
+    def _fitted(self, flow: Flow, size: int) -> float:
+        fit = self.fits[flow]
+        return 4 * fit.alpha_us + fit.offset_us + fit.beta_us_per_mb * size / 1e6
 
     def _run(self, flows: Sequence[Flow], sizes: Sequence[int], clock: int) -> float:
         trial = tuple(Trial(1, 1, size) for size in sizes)

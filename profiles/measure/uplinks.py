@@ -128,9 +128,16 @@ def _least(bench: Bench, flows: Sequence[Flow]) -> float:
 
 
 def _far_nodes(bench: Bench, nodes: Partition, node: int, ranks: Sequence[int], direction: str) -> Partition:
-    """The other nodes, the fastest first."""
+    """The other nodes, the fastest first; of those behind one trunk only one."""
     others = [far for k, far in enumerate(nodes) if k != node]
-    return tuple(sorted(others, key=lambda far: _nearest(bench, ranks[0], far, direction)))
+    kept, crossed = [], set[str]()
+    for far in sorted(others, key=lambda far: _nearest(bench, ranks[0], far, direction)):
+        link = _link(ranks[0], far[0], direction)
+        trunks = {port.name for port in bench.ports if port.kind == "trunk" and link in port.links}
+        if not trunks & crossed:
+            kept.append(far)
+            crossed |= trunks
+    return tuple(kept)
 
 
 def _nearest(bench: Bench, rank: int, far: Sequence[int], direction: str) -> tuple[float, int]:

@@ -34,6 +34,16 @@ def main() -> int:
     run.add_argument(
         "--slow", action="append", default=[], metavar="NODE=RATE", help="another rate for a node"
     )
+    run.add_argument(
+        "--racks", default="", metavar="RACK,...", help="of each node, from 0; default: one switch for all"
+    )
+    run.add_argument(
+        "--trunk",
+        action="append",
+        default=[],
+        metavar="RATE",
+        help="of each rack, in order, both ways; the last for all that follow",
+    )
     run.add_argument("--latency-us", type=float, default=0.0, help="one way between nodes")
     run.add_argument(
         "--shaper", choices=["tbf", "tap"], default="", help="default: tap with a latency, else tbf"
@@ -62,6 +72,8 @@ def main() -> int:
         return CANNOT if reason else 0
     program = [word for k, word in enumerate(options.program) if not (k == 0 and word == "--")]
     try:
+        racks = [int(word) for word in options.racks.split(",") if word]
+        more = (max(racks, default=-1) + 1 - len(options.trunk)) * options.trunk[-1:]
         wanted = layout(
             options.nodes,
             options.ranks,
@@ -69,6 +81,8 @@ def main() -> int:
             {int(node): rate for node, _, rate in (word.partition("=") for word in options.slow)},
             options.latency_us,
             options.shaper,
+            racks,
+            [*options.trunk, *more],
         )
     except ValueError as error:
         parser.error(str(error))

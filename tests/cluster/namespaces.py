@@ -174,20 +174,29 @@ def _mac(port: int) -> str:
 
 
 def _join_by_bridge(layout: Layout, holders: Sequence[int], hub: int) -> None:
-    """A veth from each node to a bridge in the hub; both ends shaped: out at the node, in at the bridge."""
+    """A veth from each node to a bridge in the hub, or to that of its rack, which has one to the hub's. Both ends of
+    each are shaped: out at the lower one, in at the upper."""
     _ip(hub, "link", "add", "ctl0", "type", "bridge")
     _ip(hub, "link", "set", "ctl0", "address", _mac(layout.nodes), "up")
     # Hosts with containers pass what a bridge carries through their packet filter; a switch has none.
     _call(
         *("nsenter", "--target", str(hub), "--net"), "sysctl", "-qew", "net.bridge.bridge-nf-call-iptables=0"
     )
+    # A bucket cuts what is longer than its burst into packets, which costs the cores that ranks need and which
+    # network cards do by themselves: TCP is to hand over no more than passes whole.
+    whole = ("gso_max_size", str(min(layout.burst_bytes * 7 // 8, 65_536)))
+    for rack, rate in enumerate(layout.trunk_bits):
+        _ip(hub, "link", "add", f"rack{rack}", "type", "bridge")
+        _ip(hub, "link", "set", f"rack{rack}", "up")
+        _ip(hub, "link", "add", f"down{rack}", "type", "veth", "peer", "name", f"up{rack}")
+        for end, switch in ((f"down{rack}", "ctl0"), (f"up{rack}", f"rack{rack}")):
+            _ip(hub, "link", "set", end, "mtu", str(_MTU), *whole, "master", switch, "up")
+            _shape(hub, end, rate, layout.burst_bytes)
     for node, holder in enumerate(holders):
+        switch = f"rack{layout.rack_of[node]}" if layout.rack_of else "ctl0"
         _ip(hub, "link", "add", f"p{node}", "type", "veth", "peer", "name", "eth0", "netns", str(holder))
-        # A bucket cuts what is longer than its burst into packets, which costs the cores that ranks need and which
-        # network cards do by themselves: TCP is to hand over no more than passes whole.
-        whole = ("gso_max_size", str(min(layout.burst_bytes * 7 // 8, 65_536)))
         _ip(holder, "link", "set", "eth0", "address", _mac(node), "mtu", str(_MTU), *whole, "up")
-        _ip(hub, "link", "set", f"p{node}", "mtu", str(_MTU), *whole, "master", "ctl0", "up")
+        _ip(hub, "link", "set", f"p{node}", "mtu", str(_MTU), *whole, "master", switch, "up")
         _shape(holder, "eth0", layout.rate_bits[node], layout.burst_bytes)
         _shape(hub, f"p{node}", layout.rate_bits[node], layout.burst_bytes)
 
@@ -221,6 +230,8 @@ def _join_by_taps(stack: ExitStack, layout: Layout, holders: Sequence[int], hub:
         "seconds_per_byte": [8 / bits for bits in layout.rate_bits] + [0.0],
         "latency_s": layout.latency_us / 1e6,
         "unshaped": layout.nodes,
+        "rack_of": layout.rack_of,
+        "trunk_seconds_per_byte": [8 / bits for bits in layout.trunk_bits],
     }
     switch.stdin.write(json.dumps(config) + "\n")
     switch.stdin.flush()

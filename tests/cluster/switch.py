@@ -4,8 +4,9 @@ Run as `python switch.py`, with one JSON object on the first line of stdin; it p
 exist and ends when stdin closes, so it never outlives the process that started it.
 
 A frame leaves its node when the uplink's out direction is free, needs the slower of the two uplinks' rates,
-and is delivered after the latency. Frames are cut through: out and in are held at the same time, not one
-after the other. Queues that are too long lose frames, as switches do, so that TCP learns the rate.
+and is delivered after the latency. Between racks it needs their trunks as well, one's way out and the other's
+way in. Frames are cut through: all are held at the same time, not one after the other. Queues that are too
+long lose frames, as switches do, so that TCP learns the rate.
 """
 
 from __future__ import annotations
@@ -54,12 +55,20 @@ def wire_bytes(frame: bytes) -> int:
 
 
 def forward(
-    taps: list[int], macs: list[bytes], seconds_per_byte: list[float], latency_s: float, unshaped: int
+    taps: list[int],
+    macs: list[bytes],
+    seconds_per_byte: list[float],
+    latency_s: float,
+    unshaped: int,
+    rack_of: list[int],
+    trunk_seconds_per_byte: list[float],
 ) -> None:
-    """Forward until stdin closes. Port `unshaped` (the launcher's) has neither rate nor latency."""
+    """Forward until stdin closes. Port `unshaped` (the launcher's) has neither rate nor latency. rack_of: of each other
+    port; empty for a star."""
     port_of = dict(zip(macs, range(len(macs)), strict=True))
     out_free = [0.0] * len(taps)
     in_free = [0.0] * len(taps)
+    trunk_free = {way: [0.0] * len(trunk_seconds_per_byte) for way in ("out", "in")}
     entering: list[tuple[float, int, int, int, bytes]] = []  # (when, number, from, to, frame)
     waiting: list[tuple[float, int, int, bytes]] = []
     count = 0
@@ -69,12 +78,22 @@ def forward(
         # Who comes to a downlink first has it first: not who was read first, perhaps long before it leaves.
         while entering and entering[0][0] <= now:
             start, number, src, dst, frame = heapq.heappop(entering)
-            start_in = max(start, in_free[dst])
+            nbytes = wire_bytes(frame)
+            slower = max(seconds_per_byte[src], seconds_per_byte[dst])
+            start_in, trunks = start, []
+            if rack_of and rack_of[src] != rack_of[dst]:
+                trunks = [(trunk_free["out"], rack_of[src]), (trunk_free["in"], rack_of[dst])]
+            for free, rack in trunks:
+                start_in = max(start_in, free[rack])
+                slower = max(slower, trunk_seconds_per_byte[rack])
             if start_in - start > _QUEUE_S:
                 continue
-            nbytes = wire_bytes(frame)
+            for free, rack in trunks:
+                free[rack] = start_in + nbytes * trunk_seconds_per_byte[rack]
+            start_in = max(start_in, in_free[dst])
+            if start_in - start > _QUEUE_S:
+                continue
             in_free[dst] = start_in + nbytes * seconds_per_byte[dst]
-            slower = max(seconds_per_byte[src], seconds_per_byte[dst])
             heapq.heappush(waiting, (start_in + nbytes * slower + latency_s, number, dst, frame))
         while waiting and waiting[0][0] <= now:
             _, _, port, frame = heapq.heappop(waiting)
@@ -137,6 +156,8 @@ def main() -> None:
         config["seconds_per_byte"],
         max(0.0, config["latency_s"] - _OWN_S),
         config["unshaped"],
+        config["rack_of"],
+        config["trunk_seconds_per_byte"],
     )
 
 
