@@ -139,6 +139,14 @@ def case(
                     f"\n{name}: {wanted.nodes} nodes x {wanted.ranks_per_node} ranks, uplinks {mbit} Mbit/s",
                     end="",
                 )
+                if wanted.rack_of:
+                    racks, trunks = (
+                        ", ".join(map(str, wanted.rack_of)),
+                        [bits / 1e6 for bits in wanted.trunk_bits],
+                    )
+                    print(
+                        f" in racks {racks} with trunks {', '.join(f'{rate:g}' for rate in trunks)}", end=""
+                    )
                 print(f", {wanted.latency_us:g} us; {library}; load {os.getloadavg()[0]:.1f}\n\n| {head} |")
                 print("| --- " * (head.count("|") + 1) + "|")
             here, its, said = (

@@ -32,7 +32,7 @@ def find_ports(
     """
     bench = Bench(prober, fits, largest, repeats)
     for node, ranks in enumerate(nodes):
-        tell("ports", node, 2 * len(nodes))
+        tell("ports", node, len(nodes))
         _bus(bench, node, ranks)
         for direction in ("out", "in"):
             _switch_ports(bench, ranks, node, direction)
@@ -40,7 +40,7 @@ def find_ports(
         return bench.ports
     inside = list(bench.ports)
     _between(bench, nodes, tell)
-    if trunks := find_trunks(bench, nodes):
+    if trunks := find_trunks(bench, nodes, tell):
         # Flows that shared a trunk were taken to share an uplink.
         bench.ports = [*inside, *trunks]
         _between(bench, nodes, tell)
@@ -51,7 +51,7 @@ def _between(bench: Bench, nodes: Partition, tell: Callable[[str, int, int], Non
     """Add every node's ways to the others."""
     ungrouped = []
     for node in range(len(nodes)):
-        tell("ports", len(nodes) + node, 2 * len(nodes))
+        tell("uplinks", node, len(nodes))
         for direction in ("out", "in"):
             if not find_uplinks(bench, nodes, node, direction):
                 ungrouped.append((node, direction))

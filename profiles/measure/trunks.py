@@ -1,9 +1,10 @@
 """The ports above the uplinks: what several nodes share on their way to several others, as racks do a trunk to a spine.
 
-First all nodes send at once, each to the one that is so many places further, for every number of places; what takes
-longer than the ports found so far explain is looked at. Flows whose absence changes nothing are left out one by one:
-those that remain share one port. Which other nodes are behind it is told by letting one of them take the place of a
-flow's source, or of its end. Probes: nodes - 1, and at most 10 x nodes more for each trunk that is found.
+All nodes send at once, each to the one that is so many places further, for every number of places and in several
+orders of the nodes; what takes longer than the ports found so far explain is looked at. Flows whose absence changes
+nothing are left out one by one: those that remain share one port. Which other nodes are behind it is told by letting
+one of them take the place of a flow's source, or of its end. Rounds: 5 (nodes - 1), and about 6 x nodes probes more for
+each trunk.
 
 A port is believed only where other flows between the same two sets of nodes are held up as much, and where as many
 flows within the two sets are not: cores that are too few slow these as well, and are no trunk.
@@ -12,7 +13,7 @@ flows within the two sets are not: cores that are too few slow these as well, an
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -30,14 +31,18 @@ _FILLED = 0.1  # of a flow: what may be missing of a port that flows are to fill
 Hop = tuple[int, int]  # from one node to another
 
 
-def find_trunks(bench: Bench, nodes: Partition) -> list[FoundPort]:
+def find_trunks(
+    bench: Bench, nodes: Partition, tell: Callable[[str, int, int], None] = lambda stage, done, of: None
+) -> list[FoundPort]:
     """The trunks, which are added to the ports of the bench as well. The nodes' own ports must be known."""
     if len(nodes) < _FEWEST:
         return []
     way = _Ways(bench, nodes)
     found: list[_Trunk] = []
     rounds = _rounds(len(nodes))
+    every = len(rounds)
     while rounds and len(found) < _MOST * len(nodes):
+        tell("trunks", max(0, every - len(rounds)), every)
         # What is known to be too narrow for a round hides what else is; from either end another part of it is left.
         parts = [_trimmed(way, hops, found) for hops in (rounds[0], rounds[0][::-1])]
         held = (hops for hops in dict.fromkeys(parts) if len(hops) > 1 and way.held_up(hops))

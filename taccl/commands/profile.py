@@ -233,8 +233,7 @@ def _progress() -> Callable[[str, int, int], None]:
         return lambda stage, done, of: None
 
     def tell(stage: str, done: int, of: int) -> None:
-        last = stage == "ports" and done + 1 == of
-        text = "" if last else f"measuring {stage}: {done + 1} of {of}"
+        text = "" if done + 1 == of else f"measuring {stage}: {done + 1} of {of}"
         click.echo(f"\r\x1b[K{text}", err=True, nl=False)
 
     return tell
