@@ -1,6 +1,6 @@
 """Turns on shared uplinks: when a message between nodes may begin, as the model has it.
 
-A schedule says who uses a node's uplink and downlink when. Ranks know nothing of one another there: all that is ready
+A schedule says who uses a node's uplink and downlink, and the trunk of its rack, when. Ranks know nothing of one another there: all that is ready
 goes at once, TCP gives each the same share, messages that others wait for come late, and links stand idle later. So the
 program is simulated on its cluster, and each message gets gates: it begins when the message before it, on each link
 that the two share, has come so far that no more than WINDOW_BYTES of it are left. One that the model still has under
@@ -200,7 +200,8 @@ def _held_up_by(
 
 
 def _seer(earlier: Key, later: Key, nodes: Sequence[int]) -> int | None:
-    """Who sees how far the earlier message is: at the node that both leave, or else at the one that both go to."""
+    """Who sees how far the earlier message is: at the node that both leave, or else where it comes, be it the node that
+    both go to or another one beyond what they share. None where it goes to the node that the later one leaves."""
     if nodes[earlier[0]] == nodes[later[0]]:
         return earlier[0]
-    return earlier[1] if nodes[earlier[1]] == nodes[later[1]] else None
+    return earlier[1] if nodes[earlier[1]] != nodes[later[0]] else None

@@ -86,6 +86,26 @@ def test_senders_of_two_nodes_take_turns_on_a_downlink_and_receivers_see_it():
     assert found == {(1, 3, 0): (Gate(2, (0, 2, 0), REST),)}
 
 
+def racks(rack_of):
+    """Nodes of one rank whose racks have a trunk out that is no quicker than their links."""
+    plain = cluster([(rank,) for rank in range(len(rack_of))])
+    first = len(plain.ports)
+    ports = (*plain.ports, *(Port(f"trunk {rack}", Fraction(10_000)) for rack in sorted(set(rack_of))))
+    links = tuple(
+        replace(link, ports=(*link.ports, first + rack_of[link.src]))
+        if rack_of[link.src] != rack_of[link.dst]
+        else link
+        for link in plain.links
+    )
+    return replace(plain, ports=ports, links=links)
+
+
+def test_senders_of_two_nodes_take_turns_on_the_trunk_of_their_rack_and_receivers_see_it():
+    found = turns_of([], [(0, 2), (1, 3)], topology=racks((0, 0, 1, 1))).gates
+    assert found == {(1, 3, 0): (Gate(2, (0, 2, 0), REST),)}
+    assert not turns_of([], [(0, 2), (1, 3)], topology=racks((0, 1, 2, 3))).gates
+
+
 def test_a_message_that_is_still_under_way_when_its_uplink_is_free_holds_nobody_up():
     assert gates_of([(0, 1), (2,), (3,)], [(0, 2), (1, 3)], slow=[(0, 2)]) == {}
 

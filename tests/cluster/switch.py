@@ -4,9 +4,9 @@ Run as `python switch.py`, with one JSON object on the first line of stdin; it p
 exist and ends when stdin closes, so it never outlives the process that started it.
 
 A frame leaves its node when the uplink's out direction is free, needs the slower of the two uplinks' rates,
-and is delivered after the latency. Between racks it needs their trunks as well, one's way out and the other's
-way in. Frames are cut through: all are held at the same time, not one after the other. Queues that are too
-long lose frames, as switches do, so that TCP learns the rate.
+and is delivered after the latency. Frames are cut through: out and in are held at the same time, not one
+after the other. Between racks it passes their trunks on its way, one out and one in, and waits at each.
+Queues that are too long lose frames, as switches do, so that TCP learns the rate.
 """
 
 from __future__ import annotations
@@ -67,34 +67,32 @@ def forward(
     port; empty for a star."""
     port_of = dict(zip(macs, range(len(macs)), strict=True))
     out_free = [0.0] * len(taps)
-    in_free = [0.0] * len(taps)
-    trunk_free = {way: [0.0] * len(trunk_seconds_per_byte) for way in ("out", "in")}
-    entering: list[tuple[float, int, int, int, bytes]] = []  # (when, number, from, to, frame)
+    # Of the ports that frames go to, [when it is free, seconds for a byte]: of nodes, and of trunks out and in.
+    down = [[0.0, seconds] for seconds in seconds_per_byte]
+    trunks = [([0.0, seconds], [0.0, seconds]) for seconds in trunk_seconds_per_byte]
+    entering: list[tuple[float, int, int, int, int, bytes]] = []  # (when, number, hop, from, to, frame)
     waiting: list[tuple[float, int, int, bytes]] = []
     count = 0
     spin_s = min(_SPIN_S, latency_s / 50)
     while True:
         now = time.monotonic()
-        # Who comes to a downlink first has it first: not who was read first, perhaps long before it leaves.
+        # Who comes to a port first has it first: not who was read first, perhaps long before it leaves.
         while entering and entering[0][0] <= now:
-            start, number, src, dst, frame = heapq.heappop(entering)
-            nbytes = wire_bytes(frame)
-            slower = max(seconds_per_byte[src], seconds_per_byte[dst])
-            start_in, trunks = start, []
+            came, number, hop, src, dst, frame = heapq.heappop(entering)
+            way = [down[dst]]
             if rack_of and rack_of[src] != rack_of[dst]:
-                trunks = [(trunk_free["out"], rack_of[src]), (trunk_free["in"], rack_of[dst])]
-            for free, rack in trunks:
-                start_in = max(start_in, free[rack])
-                slower = max(slower, trunk_seconds_per_byte[rack])
-            if start_in - start > _QUEUE_S:
+                way = [trunks[rack_of[src]][0], trunks[rack_of[dst]][1], down[dst]]
+            port = way[hop]
+            start = max(came, port[0])
+            if start - came > _QUEUE_S:
                 continue
-            for free, rack in trunks:
-                free[rack] = start_in + nbytes * trunk_seconds_per_byte[rack]
-            start_in = max(start_in, in_free[dst])
-            if start_in - start > _QUEUE_S:
+            nbytes = wire_bytes(frame)
+            port[0] = start + nbytes * port[1]
+            if hop + 1 < len(way):
+                heapq.heappush(entering, (start, number, hop + 1, src, dst, frame))
                 continue
-            in_free[dst] = start_in + nbytes * seconds_per_byte[dst]
-            heapq.heappush(waiting, (start_in + nbytes * slower + latency_s, number, dst, frame))
+            slowest = max(seconds_per_byte[src], *(seconds for _, seconds in way))
+            heapq.heappush(waiting, (start + nbytes * slowest + latency_s, number, dst, frame))
         while waiting and waiting[0][0] <= now:
             _, _, port, frame = heapq.heappop(waiting)
             with contextlib.suppress(BlockingIOError):  # a full queue loses the frame, as networks do
@@ -133,7 +131,7 @@ def forward(
                     heapq.heappush(waiting, (now, count, dst, frame))
                     continue
                 start = max(now, out_free[src])
-                heapq.heappush(entering, (start, count, src, dst, frame))
+                heapq.heappush(entering, (start, count, 0, src, dst, frame))
                 out_free[src] = start + wire_bytes(frame) * seconds_per_byte[src]
                 if out_free[src] - now >= _AHEAD_S:
                     break
