@@ -1,12 +1,12 @@
 """Turns on shared uplinks: when a message between nodes may begin, as the model has it.
 
-A schedule says who uses a node's uplink and downlink, and the trunk of its rack, when. Ranks know nothing of one another there: all that is ready
-goes at once, TCP gives each the same share, messages that others wait for come late, and links stand idle later. So the
-program is simulated on its cluster, and each message gets gates: it begins when the message before it, on each link
-that the two share, has come so far that no more than WINDOW_BYTES of it are left. One that the model still has under
-way (it goes to a slow node, and its uplink is free before it has arrived) is no gate, but what went before it may be.
-A gate is seen by the sender of the earlier message, from confirmations, or by its receiver, who tell the sender of the
-later one.
+A schedule says who uses a node's uplink and downlink, and the trunk of its rack, when. Ranks know nothing of one
+another there: all that is ready goes at once, TCP gives each the same share, messages that others wait for come late,
+and links stand idle later. So the program is simulated on its cluster, and each message gets gates: it begins when the
+message before it, on each link that the two share, has come so far that no more than WINDOW_BYTES of it are left. One
+that the model still has under way (it goes to a slow node, and its uplink is free before it has arrived) is no gate,
+but what went before it may be. A gate is seen by the sender of the earlier message, from confirmations, or by its
+receiver, who tell the sender of the later one.
 
 Order is kept, times are not: a link that is slower than its profile makes all that follows later, and nothing jumps a
 queue. Messages that fit into the window have no turns: several of them are on their way together, so that no link waits
