@@ -5,6 +5,7 @@ Runs on one place (rank 0) against a `Prober`; what it asks next depends only on
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
@@ -52,6 +53,7 @@ _ODD = 0.1  # how far a link may be from its peers without being measured again
 # A port whose beta is so far above its links' own, or below, is what limits them. (Flows that share it unevenly take
 # longer, never less.)
 _SNAP = 0.2, 0.08
+_ROUNDS_TRIED = 8  # of flows between nodes, beside the fullest
 _DISTURBED = 1.15  # flows of a round slower than alone by more disturb each other
 
 
@@ -115,7 +117,7 @@ def survey(
         plans[src, dst] = _trials(sizes, effort, size)
         counts[src, dst] = effort.tiny_repeats(costs[0][src, dst]), effort.large_repeats(time_us)
     rounds = pack(flows, _things(prober, node_of), _capacity(prober))
-    concurrent = _undisturbed(prober, rounds, plans, counts)
+    concurrent = _undisturbed(prober, rounds, plans, counts, node_of)
     if not concurrent:
         rounds = [(flow,) for flow in flows]
     sweeps: dict[Flow, list[list[Point]]] = {flow: [] for flow in flows}
@@ -353,20 +355,34 @@ def _undisturbed(
     rounds: Sequence[tuple[Flow, ...]],
     plans: dict[Flow, tuple[tuple[Trial, ...], tuple[Trial, ...]]],
     counts: dict[Flow, tuple[int, int]],
+    node_of: Mapping[int, int],
 ) -> bool:
-    """Whether the fullest round gives the times that its flows show alone."""
+    """Whether rounds give the times that their flows show alone: the fullest one, and some of those with several flows
+    between nodes, which may share what lies between them."""
     fullest = max(rounds, key=len)
     if len(fullest) < 2:
         return True
-    for part in (0, 1):  # latency, then bandwidth
-        picks = [plans[flow][part][-1] for flow in fullest]
-        repeats = max(counts[flow][part] for flow in fullest) + 2
-        beside = prober.run(Probe(fullest, (tuple(picks),), repeats))[0, :, 1:]
-        for k, flow in enumerate(fullest[:8]):
-            alone = prober.run(solo(*flow, [picks[k]], repeats))[0, 0, 1:]
-            if typical(beside[k]) > _DISTURBED * typical(alone):
-                return False
-    return True
+    apart = [members for members in rounds if sum(node_of[s] != node_of[d] for s, d in members) > 1]
+    some = random.Random(0).sample(apart, min(len(apart), _ROUNDS_TRIED))
+    tried = [(fullest, 0), (fullest, 1), *((members, 1) for members in some)]  # latency, then bandwidth
+    return not any(all(_disturbed(prober, *each, plans, counts) for _ in range(2)) for each in tried)
+
+
+def _disturbed(
+    prober: Prober,
+    members: tuple[Flow, ...],
+    part: int,
+    plans: dict[Flow, tuple[tuple[Trial, ...], tuple[Trial, ...]]],
+    counts: dict[Flow, tuple[int, int]],
+) -> bool:
+    picks = [plans[flow][part][-1] for flow in members]
+    repeats = max(counts[flow][part] for flow in members) + 2
+    beside = prober.run(Probe(members, (tuple(picks),), repeats))[0, :, 1:]
+    for k, flow in enumerate(members[:8]):
+        alone = prober.run(solo(*flow, [picks[k]], repeats))[0, 0, 1:]
+        if typical(beside[k]) > _DISTURBED * typical(alone):
+            return True
+    return False
 
 
 def _measure(
