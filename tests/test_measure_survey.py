@@ -323,6 +323,15 @@ def test_trunks_of_racks(per_node: int, rack_of: list[int], trunks: list[float])
     assert read_topology(write_topology(result), "racks.yaml") == result
 
 
+@pytest.mark.parametrize(("trunk", "concurrent"), [(900.0, False), (450.0, True)])
+def test_flows_that_meet_in_a_trunk_are_not_measured_side_by_side(trunk: float, concurrent: bool) -> None:
+    prober = machine(6, 1, [900.0] * 6, noise=0.02)
+    with_racks(prober, list(range(6)), [0, 1, 0, 1, 0, 1], [trunk] * 2)
+    found = survey(prober, QUICK)
+    assert found.concurrent == concurrent
+    assert [fit.beta_us_per_mb for fit in found.fits.values()] == [pytest.approx(900, rel=0.06)] * 30
+
+
 @pytest.mark.parametrize("rate", [1.5, 2.5])
 def test_what_all_share_is_no_trunk(rate: float) -> None:
     """Cores that are too few for all flows at once: as many bytes as so many uplinks carry, whichever they take."""

@@ -63,19 +63,22 @@ class SimulatedProber:
                     for f, (flow, trial) in enumerate(zip(probe.flows, row, strict=True)):
                         crowd = sum(one.acks * one.messages for one in row) if len(row) > 1 else 0
                         shared_us = self.load_us * crowd
-                        times[t, f, repeat] = self._disturbed(self._time(flow, trial) + shared_us)
+                        time = self._time(flow, trial, probe.flows)
+                        times[t, f, repeat] = self._disturbed(time + shared_us)
         return times
 
     def reduce_times(self, sizes: Sequence[int]) -> Sequence[float]:
         return [1.0 + 40.0 * size / 1e6 for size in sizes]
 
-    def _time(self, flow: Flow, trial: Trial) -> float:
-        alpha, bulk = self.alpha_us(*flow), self._slowest(flow) * trial.bytes / 1e6
+    def _time(self, flow: Flow, trial: Trial, beside: Sequence[Flow]) -> float:
+        alpha, bulk = self.alpha_us(*flow), self._slowest(flow, beside) * trial.bytes / 1e6
         once = alpha + trial.messages * bulk + (trial.messages - 1) * self.occupancy_share * alpha
         return trial.acks * (once + alpha)
 
-    def _slowest(self, flow: Flow) -> float:
-        return max([self.beta(*flow), *(beta for _, beta, links in self.ports if flow in links)])
+    def _slowest(self, flow: Flow, beside: Sequence[Flow]) -> float:
+        """Beta of a flow, each port shared by all that cross it."""
+        shared = (beta * len(links & set(beside)) for _, beta, links in self.ports if flow in links)
+        return max([self.beta(*flow), *shared])
 
     def _disturbed(self, time: float) -> float:
         if self._random.random() < self.outliers:
