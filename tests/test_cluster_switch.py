@@ -23,15 +23,28 @@ RATE = 10**6  # bytes in a second: a frame takes 8 ms
 
 
 class Switch:
-    """A running one. rates: bytes in a second of each port; one more port, the last, has none."""
+    """A running one. rates: bytes in a second of each port; one more port, the last, has none. rack_of: of each port.
+    trunks: bytes in a second of each rack's."""
 
-    def __init__(self, rates: Sequence[float], latency_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        rates: Sequence[float],
+        latency_s: float = 0.0,
+        rack_of: Sequence[int] = (),
+        trunks: Sequence[float] = (),
+    ) -> None:
         pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(len(rates) + 1)]
         for end in (end for pair in pairs for end in pair):
             end.setblocking(False)
         self.ends = [mine for mine, _ in pairs]
         self.theirs = [other for _, other in pairs]
-        self.shape = [[1 / rate for rate in rates] + [0.0], latency_s, len(rates)]
+        self.shape = [
+            [1 / rate for rate in rates] + [0.0],
+            latency_s,
+            len(rates),
+            rack_of,
+            [1 / rate for rate in trunks],
+        ]
         self.process: subprocess.Popen[bytes] | None = None
 
     def send(self, src: int, dst: int, mark: int, nbytes: int = FRAME_BYTES) -> None:
@@ -127,3 +140,19 @@ def test_a_downlink_loses_what_would_wait_too_long(switches: list[Switch]) -> No
     came = switch.arrivals(7)
     assert came[0] == (2, 200)
     assert came[1:] == [(1, mark) for mark in range(6)]
+
+
+def test_frames_wait_at_the_trunk_that_is_slow_and_at_no_other(switches: list[Switch]) -> None:
+    """Ports 0 and 1 are in one rack, 2 and 3 in racks of their own, of which that of 2 has a slow trunk."""
+    switch = Switch([1000 * RATE] * 4, rack_of=[0, 0, 1, 2], trunks=[1000 * RATE, RATE, 1000 * RATE])
+    switches.append(switch)
+    for mark in range(4):
+        switch.send(0, 2, mark)
+    switch.send(1, 2, 4)
+    switch.send(0, 3, 10)
+    switch.send(0, 1, 11)
+    switch.start()
+    came = switch.arrivals(7)
+    assert {mark for _, mark in came[:2]} == {10, 11}  # the first frame over the slow trunk takes 8 ms
+    slow = [mark for port, mark in came if port == 2]
+    assert sorted(slow) == list(range(5)) and [mark for mark in slow if mark < 4] == list(range(4))

@@ -19,6 +19,7 @@ from taccl.profiles.measure.survey import FULL, QUICK, Survey, survey
 from taccl.profiles.measure.together import port_beta
 from taccl.profiles.profile_file import read_topology
 from taccl.profiles.profile_writer import write_topology
+from taccl.sketches.symmetry import is_automorphism
 
 
 def crossing(sources: Iterable[int], targets: Iterable[int]) -> frozenset[Flow]:
@@ -321,6 +322,23 @@ def test_trunks_of_racks(per_node: int, rack_of: list[int], trunks: list[float])
     assert len(set(names)) == len(names)
     result = topology(found, "racks", "simulated")
     assert read_topology(write_topology(result), "racks.yaml") == result
+
+
+@pytest.mark.parametrize(
+    ("rack_of", "images"),
+    [
+        ([], [[1, 0, 3, 2, 5, 4, 7, 6], [2, 3, 4, 5, 6, 7, 0, 1], [6, 7, 4, 5, 2, 3, 0, 1]]),
+        ([0, 0, 1, 1], [[1, 0, 3, 2, 5, 4, 7, 6], [2, 3, 0, 1, 6, 7, 4, 5], [6, 7, 4, 5, 2, 3, 0, 1]]),
+    ],
+)
+def test_nodes_that_are_alike_are_seen_to_be(rack_of: list[int], images: list[list[int]]) -> None:
+    prober = machine(4, 2, [900.0] * 4, noise=0.02)
+    if rack_of:
+        with_racks(prober, [rank // 2 for rank in range(8)], rack_of, [900.0] * 2)
+    found = topology(survey(prober, QUICK), "alike", "simulated")
+    assert all(is_automorphism(found, image) for image in images)
+    # Racks are not: this one takes a node out of its own.
+    assert is_automorphism(found, [0, 1, 4, 5, 2, 3, 6, 7]) == (not rack_of)
 
 
 @pytest.mark.parametrize(("trunk", "concurrent"), [(900.0, False), (450.0, True)])

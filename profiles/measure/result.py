@@ -15,6 +15,7 @@ from taccl.profiles.measure.together import FoundPort
 from taccl.profiles.schema import MIN_BETA_US_PER_MB, MIN_TIME_US
 from taccl.profiles.topology import Link, Measurement, Nic, Port, Switch, Topology
 
+_FROM_RANK = ("switch", "nic", "trunk", "port")  # kinds of ports, the nearest to a rank first
 _EQUAL = 1.15  # ports of a kind whose betas differ by less, neighbour to neighbour, are equal
 _LEAST_BETA = Fraction(1, 1000)  # us/MB, 1 PB/s: faster than anything that can be told from zero
 
@@ -23,8 +24,8 @@ def topology(found: Survey, name: str, source: str) -> Topology:
     """The topology of a survey. Links of a class get the same numbers, ports that are about equal too."""
     ports = _equalised(found.ports)
     crossing: dict[tuple[int, int], list[int]] = {}
-    for index, port in enumerate(ports):
-        for link in port.links:
+    for index in sorted(range(len(ports)), key=lambda index: _place(ports[index])):
+        for link in ports[index].links:
             crossing.setdefault(link, []).append(index)
     links = []
     for cls in found.classes:
@@ -64,6 +65,13 @@ def topology(found: Survey, name: str, source: str) -> Topology:
     )
     result.check()
     return result
+
+
+def _place(port: FoundPort) -> int:
+    """Where a message comes to it on its way: like links are to have like ports in like order, since that is how one is
+    seen to be another's image."""
+    from_end = _FROM_RANK.index(port.kind)
+    return {"out": from_end, "both": len(_FROM_RANK), "in": 2 * len(_FROM_RANK) - from_end}[port.direction]
 
 
 def _equalised(ports: tuple[FoundPort, ...]) -> list[FoundPort]:
