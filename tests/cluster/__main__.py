@@ -72,7 +72,10 @@ def main() -> int:
         return CANNOT if reason else 0
     program = [word for k, word in enumerate(options.program) if not (k == 0 and word == "--")]
     try:
-        racks = [int(word) for word in options.racks.split(",") if word]
+        words = options.racks.split(",") if options.racks else []
+        if not all(word.isdecimal() for word in words):
+            parser.error(f"--racks has the number of each node's rack, as 0,0,1,1; {options.racks!r} has not")
+        racks = [int(word) for word in words]
         more = (max(racks, default=-1) + 1 - len(options.trunk)) * options.trunk[-1:]
         wanted = layout(
             options.nodes,

@@ -34,7 +34,7 @@ class Layout:
             raise ValueError("every node needs a rate of at least 100kbit")
         if self.shaper not in ("tbf", "tap"):
             raise ValueError("the shaper is tbf or tap")
-        if self.rack_of and (
+        if (self.rack_of or self.trunk_bits) and (
             len(self.rack_of) != self.nodes or set(self.rack_of) != set(range(len(self.trunk_bits)))
         ):
             raise ValueError("every node needs a rack, and every rack a trunk and a node")
