@@ -27,7 +27,7 @@ class Port:
 
     name: str  # unique in the topology, e.g. "node0.nic0.out"
     beta_us_per_mb: Fraction  # > 0
-    kind: str = "port"  # "switch" | "nic" | "pcie" | "port"
+    kind: str = "port"  # "switch" | "nic" | "pcie" | "trunk" | "port"
 
 
 @dataclass(frozen=True, slots=True)

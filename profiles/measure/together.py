@@ -17,6 +17,7 @@ from taccl.profiles.measure.probe import Probe, Prober, Trial, typical
 
 Flow = tuple[int, int]
 
+SHARED_FILLED = 1.1  # least slowdown of flows that share a port, where they are made to fill it
 SHARED = 1.4  # two flows that share a port which one of them fills take 2x; independent ones 1x
 CONFIRM = 3  # probes that must all show a port
 MOST_FLOWS = 16  # of one probe

@@ -3,8 +3,8 @@
 All nodes send at once, each to the one that is so many places further, for every number of places and in several
 orders of the nodes; what takes longer than the ports found so far explain is looked at. Flows whose absence changes
 nothing are left out one by one: those that remain share one port. Which other nodes are behind it is told by letting
-one of them take the place of a flow's source, or of its end. Rounds: 5 (nodes - 1), and about 6 x nodes probes more for
-each trunk.
+one of them take the place of a flow's source, or of its end. Probes: 5 (nodes - 1), and 3 to 9 x nodes more for each
+trunk.
 
 A port is believed only where other flows between the same two sets of nodes are held up as much, and where as many
 flows within the two sets are not: cores that are too few slow these as well, and are no trunk.
@@ -18,10 +18,9 @@ from dataclasses import dataclass
 from statistics import median
 
 from taccl.profiles.measure.boundary import Partition
-from taccl.profiles.measure.together import CONFIRM, Bench, Flow, FoundPort
+from taccl.profiles.measure.together import CONFIRM, SHARED_FILLED, Bench, Flow, FoundPort
 
 _FEWEST = 4  # nodes; of three, what two share on their way to the third is that one's uplink
-_SHARED = 1.1  # as `together.SHARED`, where every node sends as much as its uplink takes
 _ALIKE = 0.85  # least part of a trunk's slowdown that other flows through it must show
 _DRAWN = 4  # orders of the nodes, beside their own
 _MOST = 2  # trunks for each node
@@ -93,8 +92,8 @@ class _Ways:
             flow for a, b in hops for flow in zip(self._lanes[a]["out"], self._lanes[b]["in"], strict=False)
         ]
 
-    def rate(self, hop: Hop) -> float:
-        """Bytes/us that go this way alone, in 10^6."""
+    def mb_per_us(self, hop: Hop) -> float:
+        """What goes this way alone, in 10^6 bytes per us."""
         return sum(1 / self.bench.beta(flow) for flow in self.flows([hop]))
 
     def slowdown(self, hops: Sequence[Hop]) -> float:
@@ -106,7 +105,7 @@ class _Ways:
         """Whether flows at once take longer than the known ports explain, each time."""
         flows, bench = self.flows(hops), self.bench
         tries = (bench.contend(flows, bench.ports, fitted=True) for _ in range(CONFIRM))
-        return all(outcome.slowdown >= _SHARED * outcome.expected for outcome in tries)
+        return all(outcome.slowdown >= SHARED_FILLED * outcome.expected for outcome in tries)
 
 
 def _trimmed(way: _Ways, hops: Sequence[Hop], known: Sequence[_Trunk]) -> tuple[Hop, ...]:
@@ -115,7 +114,7 @@ def _trimmed(way: _Ways, hops: Sequence[Hop], known: Sequence[_Trunk]) -> tuple[
     for hop in hops:
         through = [*kept, hop]
         if all(
-            sum(map(way.rate, trunk.hops.intersection(through))) * trunk.port.beta_us_per_mb <= _FULL
+            sum(map(way.mb_per_us, trunk.hops.intersection(through))) * trunk.port.beta_us_per_mb <= _FULL
             for trunk in known
             if hop in trunk.hops
         ):
@@ -167,7 +166,7 @@ def _sharing(way: _Ways, hops: Sequence[Hop], slow: float) -> list[Hop]:
     some = list(hops)
     for hop in hops:
         rest = [other for other in some if other != hop]
-        part = way.rate(hop) / sum(way.rate(other) for other in some)
+        part = way.mb_per_us(hop) / sum(way.mb_per_us(other) for other in some)
         if rest and way.slowdown(rest) > (slow + max(slow * (1 - part), 1.0)) / 2:
             some = rest
     return some
@@ -176,8 +175,8 @@ def _sharing(way: _Ways, hops: Sequence[Hop], slow: float) -> list[Hop]:
 def _in_place(way: _Ways, some: Sequence[Hop], slow: float, instead: Hop) -> float | None:
     """By how much a flow is held up that is put in the place of the first of others: 1 is as much as they are, None
     that it does not share their port."""
-    rates = [way.rate(hop) for hop in some]
-    without, own = sum(rates[1:]), way.rate(instead)
+    rates = [way.mb_per_us(hop) for hop in some]
+    without, own = sum(rates[1:]), way.mb_per_us(instead)
     through, beside = slow * (without + own) / sum(rates), slow * without / sum(rates)
     found = way.slowdown([instead, *some[1:]])
     return found / through if found > (through + max(beside, 1.0)) / 2 else None
@@ -186,7 +185,7 @@ def _in_place(way: _Ways, some: Sequence[Hop], slow: float, instead: Hop) -> flo
 def _believable(way: _Ways, some: Sequence[Hop], slow: float, sources: set[int], ends: set[int]) -> bool:
     """Whether other flows between the two sets are held up as much, and as many within them are not."""
     turned = [(a, some[k - 1][1]) for k, (a, _) in enumerate(some)]
-    rates = [sum(map(way.rate, hops)) for hops in (some, turned)]
+    rates = [sum(map(way.mb_per_us, hops)) for hops in (some, turned)]
     if way.slowdown(turned) < _ALIKE * slow * rates[1] / rates[0]:
         return False
     for nodes in (sorted(sources), sorted(ends)):

@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from statistics import median
 
 from taccl.profiles.measure.boundary import Partition
-from taccl.profiles.measure.together import CONFIRM, MOST_FLOWS, Bench, Flow, FoundPort
+from taccl.profiles.measure.together import CONFIRM, MOST_FLOWS, SHARED_FILLED, Bench, Flow, FoundPort
 
 _ENOUGH = 1.9  # times what one flow takes, of flows that are to fill a port
-_SHARED = 1.1  # as `together.SHARED`, where flows are made to fill a port
 _UNSEEN = 1.15  # other nodes whose flows would fill the fastest one's way less than this are left out
 
 
@@ -124,7 +123,7 @@ def _fill(bench: Bench, flows: Sequence[Flow]) -> float:
 
 def _least(bench: Bench, flows: Sequence[Flow]) -> float:
     """From which slowdown on flows share a port."""
-    return min(_SHARED, (1 + _fill(bench, flows)) / 2)
+    return min(SHARED_FILLED, (1 + _fill(bench, flows)) / 2)
 
 
 def _far_nodes(bench: Bench, nodes: Partition, node: int, ranks: Sequence[int], direction: str) -> Partition:
