@@ -178,18 +178,14 @@ class Bound:
         empty = xp.empty if empty is None else empty
         inside = inside or dtype
         collective = compiled.collective
-        self._ranks = next(
-            (len(team) for team in collective.teams if rank in team), 1
-        )  # whose sum avg divides
-        self._op = op
         self.user = buffers
         self._layout = layout
         self._inner = buffers
         self.transport = transport
         # Chunks that the collective gives no value (reduce away from the root) stay as the user has them.
-        given = sorted({o for chunk in collective.chunks for r, o in chunk.destinations if r == rank})
-        self._divides = op == "avg" and bool(given)
+        given = {o: len(one.sources) for one in collective.chunks for r, o in one.destinations if r == rank}
         chunk = layout.chunk_elements
+        self._averages = _averages(given, collective.output_chunks[rank], chunk) if op == "avg" else []
         self._feedback = feedback
         self._copies = layout.padded or inside != dtype or feedback is not None
         if self._copies:
@@ -198,7 +194,7 @@ class Bound:
                 max(collective.input_chunks[rank], collective.output_chunks[rank])
             ).tolist()
             self._input_pieces = [(x, *pieces[x]) for x in range(collective.input_chunks[rank])]
-            self._output_pieces = [(x, *pieces[x]) for x in given]
+            self._output_pieces = [(x, *pieces[x]) for x in sorted(given)]
         plan = compiled.plans[rank]
         memory = {
             "i": self._inner.input,
@@ -276,13 +272,13 @@ class Bound:
 
     def finish(self) -> None:
         """End a run: the result is in the user's output."""
-        if self._divides:  # in the type of the sums
-            divide(self._inner.output, self._ranks)
+        for place, ranks in self._averages:  # in the type of the sums
+            divide(self._inner.output[place], ranks)
         if self._copies:
             chunk, source, target = self._layout.chunk_elements, self._inner.output, self.user.output
             for index, first, last in self._output_pieces:
                 target[first:last] = source[index * chunk : index * chunk + last - first]
-        if self._cuda is not None and (self._copies or self._divides):
+        if self._cuda is not None and (self._copies or self._averages):
             self._cuda.synchronize()
 
     @property
@@ -293,3 +289,13 @@ class Bound:
     def close(self) -> None:
         """Free the transport's requests."""
         self.executor.close()
+
+
+def _averages(given: Mapping[int, int], chunks: int, chunk_elements: int) -> list[tuple[slice, int]]:
+    """What avg divides of an output of so many chunks, and by how many. given: of chunks of sums, of how many ranks."""
+    if len(given) == chunks and len(set(given.values())) == 1:
+        return [(slice(None), given[0])]
+    return [
+        (slice(place * chunk_elements, (place + 1) * chunk_elements), ranks)
+        for place, ranks in sorted(given.items())
+    ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
@@ -60,6 +61,12 @@ class BoundCollective:
         dtype, shape = job.together(
             "the check of the arrays", lambda: fit(loaded, job.rank, input, output, inplace)
         )
+        blocks = job.gather_bytes(
+            np.array([shape.block_elements], np.int64).view(np.uint8), "the check of the arrays"
+        )
+        if not collective.input_chunks[job.rank] + collective.output_chunks[job.rank]:
+            # A rank that has no part in it has no arrays that could tell how long the others' are.
+            shape = replace(shape, block_elements=int(blocks.view(np.int64).max()))
         plan = loaded.planned if links == "planned" else None
         facts = (
             collective, dtype.name, op, shape, inplace, None if codec is None else codec.name, links,
@@ -67,6 +74,11 @@ class BoundCollective:
             loaded.topology is None, loaded.turns, recode,
         )  # fmt: skip
         job.agree_on(fingerprint(loaded.program, facts), "program or arrays")
+        self._job, self._closed, self._coded = job, False, (0, 0)
+        self._bound: Bound | None = None
+        self._nccl, self._coder = None, None
+        if not shape.block_elements:  # on all ranks
+            return
         neighbours = job.reach_nodes(job.share_memory()) if reach is None else reach[1]
         coding = None
         if codec is not None:
@@ -90,7 +102,6 @@ class BoundCollective:
         self._nccl = neighbours.nccl
         if self._nccl is not None:
             self._nccl.connect(job, {(source, target) for source, target, _ in compiled.rounds})
-        self._job, self._closed = job, False
         self._coder = None if codec is None or reach is not None else job.coder()
         chunk_bytes = shape.chunk_elements * dtype.bytes
         cuda = None
@@ -121,18 +132,21 @@ class BoundCollective:
             raise UsageError("this collective has been closed; open it again to call it")
         if self._job.left:
             raise UsageError("the job of this collective has been left; call it inside `with Job(...)`")
-        self._job.run(self._bound)
+        if self._bound is not None:
+            self._job.run(self._bound)
 
     @property
     def coded_bytes(self) -> tuple[int, int]:
         """Of this rank's messages in the last run: bytes of the values that were coded, and of their frames."""
-        return self._coded if self._closed else self._bound.executor.coded_bytes()
+        return self._coded if self._bound is None else self._bound.executor.coded_bytes()
 
     def close(self) -> None:
         """Free what it needed, not the arrays; once."""
         if self._closed:
             return
         self._coded, self._closed = self.coded_bytes, True
+        if self._bound is None:
+            return
         with self._job.waiting("it waits for the other ranks to free a collective"):
             self._bound.close()
             self._transport.close()
@@ -140,7 +154,8 @@ class BoundCollective:
                 self._bound.on_device
             ):  # other processes may have memory of this one open until they too have closed
                 self._job.control.Barrier()
-                del self._bound, self._transport
+                del self._transport
+            self._bound = None
         if self._nccl is not None:
             self._nccl.close(self._job)
         if self._coder is not None:
@@ -218,7 +233,7 @@ def fit(loaded: Loaded, rank: int, input: Array, output: Array, inplace: bool) -
     """Type and layout of the arrays. Raises UsageError when they do not fit the program."""
     collective, dtype = loaded.collective, _TYPES[input.dtype]
     mode = "in_place" if inplace else "out_of_place"
-    if mode not in loaded.modes:
+    if mode not in loaded.modes and len(input) + len(output):  # nothing cannot share memory
         raise UsageError(f"{loaded.program.name} does not claim to work {mode.replace('_', ' ')}")
     chunks = collective.input_chunks[rank], collective.output_chunks[rank]
     # Of scatter and gather one of the two is empty on most ranks.

@@ -12,7 +12,6 @@ import contextlib
 import errno
 import hmac
 import os
-import resource
 import secrets
 import selectors
 import socket
@@ -24,7 +23,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from taccl.runtime import addresses, networks
+from taccl.runtime import addresses, networks, open_files
 from taccl.runtime.addresses import in_order
 
 if TYPE_CHECKING:
@@ -56,7 +55,7 @@ def connect(job: Job, peers: Callable[[int], Iterable[int]]) -> tuple[dict[int, 
         why = f"rank {job.rank} has more than {MOST_PEERS} peers, the most that it connects with"
     elif wanted:
         try:
-            _allow_files(len(wanted) + SPARE_FILES)
+            open_files.allow(len(wanted) + SPARE_FILES)
             listener = _listen()
         except OSError as error:
             why = f"rank {job.rank} cannot listen for TCP connections: {error.strerror}"
@@ -115,16 +114,6 @@ def first_reason(job: Job, why: str) -> str:
     rows = job.gather_bytes(text, "the choice of connections")
     lines = (row.tobytes().rstrip(b"\0").decode(errors="replace") for row in rows)
     return next((line for line in lines if line), "")
-
-
-def _allow_files(files: int) -> None:
-    """Raise the process's own limit as far as that is needed and allowed, with room for what the MPI library opens."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < 4 * files:
-        most = 4 * files if hard == resource.RLIM_INFINITY else min(4 * files, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
-    if resource.getrlimit(resource.RLIMIT_NOFILE)[0] < files:
-        raise OSError(errno.EMFILE, f"it may not open {files} files at once (ulimit -n)")
 
 
 def _listen() -> socket.socket:

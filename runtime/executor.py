@@ -81,6 +81,7 @@ class Executor:
         self._chunk, self._combine = chunk_elements, combine
         self._marks = marks
         self._messages: dict[int, Message] = {}
+        self._begun = False  # once
         self._actions = Actions(plan, memory, chunk_elements, combine, self._messages, frames, self._streams)
         self._closed = ""  # what the beginning of the run waits for
         self._lines, self._all_lines = NO_LINES, list[list[int]]()
@@ -192,6 +193,7 @@ class Executor:
 
     def start(self) -> None:
         """Begin a run."""
+        self._begun = True
         self._closed = self.transport.begin()
         if self._marks is not None:
             self._marks.clear()
@@ -357,9 +359,9 @@ class Executor:
         return f"chunk{'s' * bool(last)} {place[1]}{last} of its {name}"
 
     def coded_bytes(self) -> tuple[int, int]:
-        """Of the messages of frames that the last run sent: (bytes of the values in them, bytes on the wire)."""
+        """Of the messages of frames that the last run sent (0 before the first): (bytes of the values, on the wire)."""
         values = wire = 0
-        for op in self.plan.operations:
+        for op in self.plan.operations if self._begun else ():
             if op.kind == "send" and op.frames and self._frames is not None and op.src is not None:
                 values += len(op.frames) * self._chunk * self._frames.sizes.value_bytes
                 wire += self._frames.used(op.src)

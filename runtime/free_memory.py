@@ -6,17 +6,17 @@ import resource
 from pathlib import Path
 
 from taccl.errors import EnvironmentProblem
-from taccl.runtime import gpu
+from taccl.runtime import control_group, gpu
 from taccl.runtime.bench_settings import Settings
 from taccl.runtime.bind import Compiled, buffer_elements
+from taccl.runtime.control_group import NO_LIMIT
 from taccl.runtime.dtypes import DType
 from taccl.runtime.job import Job, Neighbours
 from taccl.runtime.layout import Layout
 from taccl.runtime.shm import ROOM_BYTES, ROOMS
 
 MEMORY_SHARE = 0.9  # of what is free; the rest is for Python and the MPI library
-NO_LIMIT = 2**62
-MEMINFO, GROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
+MEMINFO = Path("/proc/meminfo")
 
 
 def check_memory(
@@ -38,7 +38,10 @@ def check_memory(
     on_host = mine + pageable + (inside if cuda is None else pinned)
     if settings.transport == "shm" and settings.buffers == "private":
         on_host += min(ROOM_BYTES, ROOMS * mine)
-    for free, ranks in ((_machine_bytes(), job.machine.ranks), (_group_bytes(), job.board.node_ranks)):
+    for free, ranks in (
+        (_machine_bytes(), job.machine.ranks),
+        (control_group.free_bytes(), job.board.node_ranks),
+    ):
         if on_host * ranks > free * MEMORY_SHARE:
             raise EnvironmentProblem(
                 f"a size of {shape.elements * dtype.bytes} bytes needs {on_host} bytes on each of {ranks} ranks here, "
@@ -68,7 +71,7 @@ def shared_device(cuda: gpu.Cuda, neighbours: Neighbours, rank: int) -> tuple[in
 
 def available_bytes() -> int:
     """Memory that this machine, or the control group that this process is in, can still give."""
-    return min(_machine_bytes(), _group_bytes())
+    return min(_machine_bytes(), control_group.free_bytes())
 
 
 def _machine_bytes() -> int:
@@ -76,14 +79,6 @@ def _machine_bytes() -> int:
     for line in MEMINFO.read_text().splitlines():
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
-    return NO_LIMIT
-
-
-def _group_bytes() -> int:
-    """Memory that the control group of this container can still give."""
-    limit, used = GROUP / "memory.max", GROUP / "memory.current"
-    if limit.exists() and used.exists() and limit.read_text().strip() != "max":
-        return int(limit.read_text()) - int(used.read_text())
     return NO_LIMIT
 
 

@@ -15,6 +15,7 @@ import atexit
 import contextlib
 import ctypes
 import errno
+import gc
 import itertools
 import math
 import mmap
@@ -26,7 +27,7 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from taccl.entry import status, voice
@@ -37,6 +38,7 @@ TICK_S = 0.1  # between two looks at the other ranks
 START_TICK_S = 0.02  # while MPI starts, at the memory that the rank has mapped: what is made in between stays
 FORKED_S = 2.0  # by then a launcher has started all ranks of a host
 FOR_EVER = math.inf
+ASLEEP_S = 1.0  # between two looks at the clock that are due at once
 ABORT_S = 5.0  # that a rank may take to end the job through MPI, which can hang
 END_S = 1.0  # from the word to the launcher that the job is ended to the end of its ranks
 INTERRUPT_S = 0.3  # after it has ended another rank, Ctrl-C comes here
@@ -87,7 +89,7 @@ class Guard:
         # Python's own part of a signal handler runs inside MPI_Init too: it writes the signal's number.
         self._wakes = threading.current_thread() is threading.main_thread()
         if self._wakes:
-            signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
+            self._woken_before = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
     def started(self, key: bytes) -> None:
@@ -154,7 +156,7 @@ class Guard:
 
     def _awake(self) -> None:
         if self._child and self._wakes:
-            signal.set_wakeup_fd(-1)
+            signal.set_wakeup_fd(self._woken_before)  # an event loop of the program may have one
             self._wakes = False
 
     def _tell(self, word: bytes) -> None:
@@ -167,17 +169,29 @@ class Guard:
         os.setsid()  # signals are for the rank; this process ends with it, and clears up
         continue_after_parent()
         rename(f"{NAME} of rank {self._place.rank}, process {rank}")
-        os.closerange(0, 2)
+        # What the program has open is its own to close: who reads from a pipe waits until nobody can write into it. And
+        # no object that a collector finds is to close what has the number of its file now.
+        gc.disable()
+        kept = [2, reader, *(held.fileno() for held in self._voices)]
+        _close_others([*kept, int(os.environ["PMI_FD"])] if "PMI_FD" in os.environ else kept)
+        listener = select.poll()
+        listener.register(reader, select.POLLIN)
         begin, patience_s = time.monotonic(), max(deadline_s, LEAST_S)
         # One after another, so that the first one's message is the only one: it ends the job.
         end = begin + patience_s + 0.5 * min(self._place.rank, 20)
         me, starting, leaving, agreed, aborting = f"rank {self._place.rank}", True, False, False, False
         said, code, segments = "", mpi.JOB_FAILED, set[str]()
         siblings, word, look_at = Siblings(self._place, launcher), b"", begin
+        before = begin
         while not said:
-            left_s = end - time.monotonic()
-            wait_s = None if end == FOR_EVER else max(0.0, min(left_s, START_TICK_S if starting else TICK_S))
-            heard = bool(select.select([reader], [], [], wait_s)[0])
+            now = time.monotonic()
+            if now - before > ASLEEP_S:  # stopped itself, as all of a suspended job are
+                end += now - before
+            before, left_s = now, end - now
+            wait_s = max(0.0, min(left_s, START_TICK_S if starting else TICK_S))
+            heard = bool(listener.poll(None if end == FOR_EVER else math.ceil(1000 * wait_s)))
+            if end == FOR_EVER:
+                before = time.monotonic()
             if left_s <= 0 and not heard:  # this process may have been stopped meanwhile
                 said = (
                     f"{me} waited {patience_s:g} s for MPI to start: another rank "
@@ -271,12 +285,20 @@ class Guard:
 
     def _linger(self, launcher: int) -> None:
         """Hold the voice, if it is held, until the launcher has ended the other ranks."""
-        held = sorted(self._holds())
-        for first, past in itertools.pairwise([-1, *held, 1024]):
-            os.closerange(first + 1, past)
+        held = self._holds()
+        _close_others(held)
         if held:
             # A launcher that has ended may stay a zombie for seconds.
             _wait(lambda: process_state(launcher) in "ZX", LINGER_S)
+
+
+def _close_others(kept: Iterable[int]) -> None:
+    """Close all files but those."""
+    past = 1024
+    with contextlib.suppress(OSError):  # elsewhere than on Linux
+        past = max(map(int, os.listdir("/proc/self/fd"))) + 1
+    for last, following in itertools.pairwise([-1, *sorted({one for one in kept if one < past}), past]):
+        os.closerange(last + 1, following)
 
 
 def _name(key: bytes) -> str:

@@ -388,6 +388,8 @@ class _Outgoing:
         self._port.settle()
         for request in (*self._segments, *self._receipts, *self._notices):
             request.Free()
+        # The requests know the array, and the handlers this message: nobody is to wait for a collector of rings.
+        self._segments, self._receipts, self._notices, self._handlers, self._last = [], [], [], [], None
 
 
 class _Shorter:

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from taccl.errors import EnvironmentProblem
+from taccl.runtime.open_files import opened
 from taccl.runtime.process_memory import address
 
 Array = np.ndarray[Any, Any]
@@ -80,12 +81,7 @@ class SharedMemory:
         token = secrets.randbits(62)
         size = -(-nbytes // PAGE_BYTES) * PAGE_BYTES
         try:
-            fd = os.memfd_create(_name(token))
-            with contextlib.ExitStack() as undo:
-                undo.callback(os.close, fd)
-                os.ftruncate(fd, size)
-                raw = np.frombuffer(_advised(mmap.mmap(fd, size)), np.uint8)
-                undo.pop_all()
+            fd, raw = opened(lambda: _made(token, size))
         except OSError as error:
             raise EnvironmentProblem(f"no shared memory of {size} bytes: {error.strerror}") from error
         first = address(raw)
@@ -100,7 +96,9 @@ class SharedMemory:
     def place(self, array: Array) -> Place | None:
         """Where a contiguous array lies; None when it is not in a piece of this rank."""
         first = address(array)
-        for fd, (begin, end, token) in self._pieces.items():
+        for fd, (begin, end, token) in list(
+            self._pieces.items()
+        ):  # a collector may drop one meanwhile, in any thread
             if begin <= first and first + array.nbytes <= end:
                 return Place(os.getpid(), fd, token, first - begin)
         return None
@@ -109,22 +107,36 @@ class SharedMemory:
 def attach(process: int, fd: int, token: int, least_bytes: int, write: bool = False) -> Array:
     """(bytes,) uint8: another rank's piece. Raises EnvironmentProblem when it is not what it should be."""
     path = f"/proc/{process}/fd/{fd}"
-    try:
+
+    def mapped() -> Array:
         if os.readlink(path) != f"/memfd:{_name(token)} (deleted)":
             raise EnvironmentProblem(f"process {process} does not hold the memory that it should share")
-        opened = os.open(path, (os.O_RDWR if write else os.O_RDONLY) | os.O_CLOEXEC)
+        file = os.open(path, (os.O_RDWR if write else os.O_RDONLY) | os.O_CLOEXEC)
         try:
-            size = os.fstat(opened).st_size
+            size = os.fstat(file).st_size
             if size < least_bytes:
                 raise EnvironmentProblem(f"process {process} shares {size} bytes and should {least_bytes}")
             access = mmap.ACCESS_WRITE if write else mmap.ACCESS_READ
-            return np.frombuffer(_advised(mmap.mmap(opened, size, access=access)), np.uint8)
+            return np.frombuffer(_advised(mmap.mmap(file, size, access=access)), np.uint8)
         finally:
-            os.close(opened)
+            os.close(file)
+
+    try:
+        return opened(mapped)
     except OSError as error:
         raise EnvironmentProblem(
             f"the memory of process {process} cannot be opened: {error.strerror}"
         ) from error
+
+
+def _made(token: int, size: int) -> tuple[int, Array]:
+    fd = os.memfd_create(_name(token))
+    with contextlib.ExitStack() as undo:
+        undo.callback(os.close, fd)
+        os.ftruncate(fd, size)
+        raw = np.frombuffer(_advised(mmap.mmap(fd, size)), np.uint8)
+        undo.pop_all()
+    return fd, raw
 
 
 def _name(token: int) -> str:

@@ -49,9 +49,10 @@ def _moved(fd: int) -> int:
     """The same of one file; 0 for anything else than a TCP connection."""
     with contextlib.suppress(OSError):  # closed by now, or not TCP
         if os.readlink(f"/proc/self/fd/{fd}").startswith("socket:"):
-            blocking = os.get_blocking(fd)
+            blocking, changes = os.get_blocking(fd), socket.getdefaulttimeout() is not None
             with socket.socket(fileno=os.dup(fd)) as connection:
-                os.set_blocking(fd, blocking)  # which socket.setdefaulttimeout() may have changed
+                if changes:  # a default timeout makes every new socket one that does not block
+                    os.set_blocking(fd, blocking)
                 info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, INFO_BYTES)
                 if len(info) == INFO_BYTES:
                     return sum(struct.unpack_from("QQ", info, COUNTS_AT))

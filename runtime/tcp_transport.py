@@ -326,4 +326,8 @@ class TcpTransport(Plain):
 
     def close(self) -> None:
         self._links.forget(self)
+        # They know this transport, and all memory that they move; nobody is to wait until a collector looks for rings.
+        for known in (self._messages, self._sends, self._receives, self._gated, self._peer_of):
+            known.clear()
+        self._progress.clear()
         self._others.close()

@@ -21,6 +21,8 @@ TCP_AFTER_S = 0.5  # of a wait, before TCP is asked for bytes, and between two s
 FIRST_S = 0.5
 NODE_S, MOST_NODES = 0.1, 10  # between two nodes that know nothing of who does not answer
 SLOW = "if something is only slow, give a longer --deadline"
+ASLEEP_S = 1.0  # between two ticks: this process was stopped itself, as all of a suspended job are
+AWAKE_S = 2.0  # in which those that went to sleep with it wake up, too
 CELLS = 4  # of a rank: its sign of life, whether it waits, its last progress, its process
 
 
@@ -69,9 +71,15 @@ class Watchdog:
     def _watch(self) -> None:
         seen, since = self._marks(), time.monotonic()
         looked, moving = since, tcp_counts.Moving(since, tcp_counts.moved_bytes())
+        before, woken = since, since - AWAKE_S
         # A tick well below the deadline, so that the job ends soon after it.
         while not self._stop.wait(min(0.1, self.deadline_s / 10)):
             now, marks = time.monotonic(), self._marks()
+            if now - before > ASLEEP_S:  # the clock has gone on, and maybe nobody else
+                since, woken = since + now - before, now
+                looked = now
+                moving.begin(now, tcp_counts.moved_bytes())
+            before = now
             self._board.sign(now, self._doing is not None)
             self._guard.note(self._waits())
             if marks != seen or self._doing is None:
@@ -85,6 +93,8 @@ class Watchdog:
                 elif moving.goes_on(now, moved):
                     self._board.progress(now)
             # A rank that waits for the stopped one has more to say, and says it before.
+            if now - woken < AWAKE_S:
+                continue
             if (stopped := self._board.stopped(now, self.deadline_s + FIRST_S)) is not None:
                 self._end(f"{stopped}; the job is ended")
             late_s = now - max(since, self._board.last_progress()) - self.deadline_s
@@ -114,7 +124,10 @@ class Watchdog:
         doing = self._doing
         if doing is None:
             return "it waits for nobody"
-        return doing if isinstance(doing, str) else doing.describe()
+        try:
+            return doing if isinstance(doing, str) else doing.describe()
+        except Exception:  # what it waits for has come, and is being put away by the main thread
+            return "it waits"
 
     def _report(self, now: float) -> str:
         silent = self._board.silent(now)

@@ -4,6 +4,7 @@ sys.argv: what to do, then the files of an allgather, an allreduce in place and 
 """
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -66,7 +67,22 @@ def work(job, allgather, allreduce, broadcast):
             everything += ones
     still = job.reduce(owed.residual, "sum")
     found.append(int((np.abs(everything + still - 60 * values) > 1e-3).sum()))
+    # Nothing of one that is never called was coded; of no elements nothing is to do.
+    with open_collective(job, Path(broadcast), given, got, codec="xw", links="all") as never:
+        pass
+    none = np.zeros(0, np.float32)
+    with open_collective(job, allreduce, none, none, codec="q8", links="all", recode=True) as nothing:
+        nothing()
+    found.append(int(never.coded_bytes + nothing.coded_bytes != (0, 0, 0, 0)))
     return found, sent
+
+
+def pair(job, file):
+    """Wrong elements of an allreduce of two ranks in which the third one has no part."""
+    array = np.full(1000 if job.rank < 2 else 0, job.rank + 1.0)
+    with open_collective(job, file, array, array, collective="allreduce", groups="0,1") as summed:
+        summed()
+    return int((array != 3.0).sum())
 
 
 with Job(20.0) as job:
@@ -97,6 +113,8 @@ with Job(20.0) as job:
     if what == "left":
         array = np.zeros(12, np.float32)
         summed = open_collective(job, files[1], array, array)
+    elif what == "pair":
+        os.write(1, f"{pair(job, files[0])}\n".encode())  # in one piece
     else:
         found, sent = work(job, *files)
         wrong = job.reduce(np.array(found), "sum").tolist()

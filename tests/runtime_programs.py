@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from taccl.synth.collective import Chunk, Collective
 from taccl.synth.program import Program, RankProgram, Step, Threadblock
 
 
@@ -88,6 +89,30 @@ def ring_allreduce(n, k=1, *, inplace=True):
             steps.append(("r", buffer, at[2 * n - 2], buffer, at[2 * n - 2], k))
         gpus.append((n * k, 0 if inplace else n * k, 0, [((r + 1) % n, (r - 1) % n, 0, steps)]))
     return program("allreduce", n, n * k, gpus, inplace=inplace, outofplace=not inplace)
+
+
+def pair_allreduce():
+    """Of ranks 0 and 1 of three; rank 2 has no part in it."""
+    pair = ring_allreduce(2)
+    return replace(pair, name="allreduce-3", ranks=3, gpus=(*pair.gpus, RankProgram(2, 0, 0, 0, ())))
+
+
+# Of three ranks, rank 2 has the sum of two in its first chunk, nothing in its second, that of three in its third.
+SUMS_OF_SOME = Collective(
+    "custom", 3,
+    (Chunk(((0, 0), (1, 0)), ((2, 0),)), Chunk(((0, 1), (1, 1), (2, 0)), ((2, 2),))),
+    True, (2, 2, 1), (0, 0, 3), (None,) * 3, 1, 1,
+)  # fmt: skip
+
+
+def sums_of_some():
+    """A program for these, down a chain."""
+    gpus = [
+        (2, 0, 0, [(1, -1, 0, [("s", "i", 0, "i", 0, 1), ("s", "i", 1, "i", 1, 1)])]),
+        (2, 0, 0, [(2, 0, 0, [("rrs", "i", 0, "i", 0, 1), ("rrs", "i", 1, "i", 1, 1)])]),
+        (1, 3, 0, [(-1, 1, 0, [("r", "o", 0, "o", 0, 1), ("rrc", "i", 0, "o", 2, 1)])]),
+    ]
+    return program("custom", 3, 1, gpus)
 
 
 def ring_reducescatter(n, k=1):

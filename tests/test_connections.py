@@ -235,9 +235,10 @@ def test_where_one_pair_fails_all_ranks_know_why(monkeypatch, damage, words):
 
 
 def test_a_process_that_may_not_open_so_many_files_says_so(monkeypatch):
-    limit = connections.resource.RLIMIT_NOFILE
-    monkeypatch.setattr(connections.resource, "getrlimit", lambda what: (64, 64) if what == limit else None)
-    monkeypatch.setattr(connections.resource, "setrlimit", lambda what, limits: None)
+    resource = connections.open_files.resource
+    limit = resource.RLIMIT_NOFILE
+    monkeypatch.setattr(resource, "getrlimit", lambda what: (64, 64) if what == limit else None)
+    monkeypatch.setattr(resource, "setrlimit", lambda what, limits: None)
     found = Ranks(2).connect()
     assert all(not made and "it may not open" in why and "ulimit -n" in why for made, why in found)
 

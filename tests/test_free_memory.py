@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from taccl.errors import EnvironmentProblem
-from taccl.runtime import free_memory
+from taccl.runtime import control_group, free_memory
 from taccl.runtime.dtypes import DTYPES
 from taccl.runtime.layout import layout
 from taccl.runtime.machine import Machine
@@ -28,7 +28,9 @@ def test_containers_of_a_machine_share_its_memory(tmp_path, monkeypatch, machine
     (tmp_path / "memory.current").write_text(f"{MB}\n")
     (tmp_path / "memory.max").write_text("max\n" if group_mb is None else f"{(group_mb + 1) * MB}\n")
     monkeypatch.setattr(free_memory, "MEMINFO", tmp_path / "meminfo")
-    monkeypatch.setattr(free_memory, "GROUP", tmp_path)
+    monkeypatch.setattr(control_group, "GROUPS", tmp_path)
+    monkeypatch.setattr(control_group, "SELF", tmp_path / "self")
+    (tmp_path / "self").write_text("0::/\n")
     collective = build("allgather", 2)
     job = SimpleNamespace(rank=0, machine=Machine(8, 64), board=SimpleNamespace(node_ranks=2))
     asked = (

@@ -188,6 +188,16 @@ def test_nics_of_a_host_are_shared_evenly_and_slow_ones_left_out() -> None:
     assert any("eno1" in note for note in result.notes)
 
 
+def test_nics_of_one_name_are_numbered_past_those_that_have_such_a_name() -> None:
+    nics = "".join(
+        pci(f"0000:2{i}:00.0", nic(name, 200_000, i), "0x020700")
+        for i, name in enumerate(["ib", "ib", "ib-1"])
+    )
+    gpus = "".join(pci(f"0000:1{i}:00.0", gpu(i)) for i in range(3))
+    names = [nic.name for nic in imported(system(gpus + nics), nodes=2).topology.nics if nic.node == 0]
+    assert sorted(names) == ["node0.ib", "node0.ib-1", "node0.ib-2"]
+
+
 def test_ranks_order_the_gpus() -> None:
     text = system(pci("0000:01:00.0", gpu(5, nvlink("0000:02:00.0", 1))) + pci("0000:02:00.0", gpu(3)))
     topology = imported(text).topology
@@ -238,6 +248,12 @@ def test_gpus_that_nothing_joins_are_told() -> None:
         (system(pci("0000:01:00.0", gpu(0)) + pci("0000:01:00.0", gpu(1))), "N005", 5, "stands twice"),
         (system(pci("?", gpu(0))), "N005", 2, "no bus id"),
         (system(pci("0000:01:00.0", gpu(0)) + pci("0000:02:00.0", gpu(0))), "N006", 6, "rank 0"),
+        (
+            system(pci("0000:01:00.0", gpu(0)) + pci("0000:02:00.0", gpu(0))).replace("\n", " "),
+            "N006",
+            1,
+            "rank 0 (first in line 1)",
+        ),
         (system(pci("0000:01:00.0", gpu(0) + gpu(1))), "N006", 2, "several GPUs"),
         (system(pci("0000:01:00.0", gpu(0, nvlink("0000:01:00.0", 1)))), "N005", 3, "its own target"),
         (system(pci("0000:01:00.0", gpu(0, nvlink("0000:02:00.0", 0)))), "N005", 3, "count is '0'"),

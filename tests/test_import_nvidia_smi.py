@@ -172,6 +172,8 @@ def test_affinity_tells_what_nvlink_hides() -> None:
         (matrix(["X NV1", "NV1 ABC"]), "N103", 3),
         (matrix(["X NV1", "NV1 NV1"]), "N103", 3),
         (matrix(["X X", "NV1 X"]), "N103", 2),
+        (matrix(["X NV4", "SYS X"]), "N103", 2),
+        (matrix(["X NV1 PIX", "NV2 X SYS", "PIX SYS X"]), "N103", 2),
         (matrix(["X NV1", "NV1 X"]).rsplit("\n", 1)[0], "N102", 1),
         (matrix(["X NV1", "NV1 X"]) + "\nGPU1  NV1  X", "N102", 4),
         ("  GPU0  GPU0\nGPU0 X X", "N101", 1),

@@ -25,6 +25,21 @@ def test_without_a_word_of_the_kernel_a_node_is_a_machine(tmp_path, monkeypatch)
     assert machine.identity(3) == machine.identity(3) != machine.identity(4)
 
 
+@pytest.mark.parametrize(
+    ("ranks", "cores"),
+    [
+        ([(0, 0b1111, 0)], 4),
+        ([(0, 0b0011, 0), (0, 0b0110, 0)], 3),
+        ([(0, 0b1111, 2), (0, 0b1111, 2)], 2),  # of one container
+        ([(0, 0b1111, 1), (1, 0b1111, 2)], 3),
+        ([(0, 0b1111, 1), (1, 0b1111, 0)], 4),
+        ([(0, 0b0001, 3)], 1),
+    ],
+)
+def test_containers_have_no_more_cores_than_they_have_time(ranks, cores):
+    assert machine.usable(ranks) == cores
+
+
 @pytest.mark.parametrize("own", [1, 2])
 def test_the_cores_of_a_machine_are_those_of_all_its_ranks(own):
     """A rank that a launcher binds to one core or two sees these alone."""

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from ortools.linear_solver import pywraplp
 
 from taccl.profiles.measure.boundary import by_cost, by_name, find_nodes, meet
+from taccl.profiles.measure.classes import classify
 from taccl.profiles.measure.result import document, rounded, topology
 from taccl.profiles.measure.rounds import directed, pack, tournament
 from taccl.profiles.measure.survey import FULL, QUICK, Survey, survey
-from taccl.profiles.measure.together import port_beta
+from taccl.profiles.measure.together import FoundPort, port_beta
 from taccl.profiles.profile_file import read_topology
 from taccl.profiles.profile_writer import write_topology
 from taccl.sketches.symmetry import is_automorphism
@@ -159,6 +160,94 @@ def test_probes_for_ports_grow_with_the_ranks_and_not_with_the_pairs() -> None:
         asked.append(sum(probe.together for probe in prober.probes))
     assert asked[1] < 2.6 * asked[0]
     assert asked[2] < 2.6 * asked[1]  # the pairs grow fourfold
+
+
+def test_probes_for_trunks_grow_with_the_nodes_where_none_explains_what_holds_flows_up() -> None:
+    asked = []
+    for nodes in (8, 16):
+        prober = machine(nodes, 1, [900.0] * nodes)
+        prober.ports = [
+            *prober.ports,
+            ("switch", 900.0 / (0.6 * nodes), crossing(range(nodes), range(nodes))),
+        ]
+        survey(prober, QUICK)
+        asked.append(sum(probe.together and len(probe.flows) > nodes // 2 for probe in prober.probes))
+    assert asked[1] < 2.6 * asked[0]  # rounds times flows of each grow fourfold
+
+
+@pytest.mark.parametrize("sizes", [(), (8192, 65536)])
+def test_many_ranks_that_start_late_are_no_port(sizes: tuple[int, ...]) -> None:
+    """4 MiB take 840 us, a common start of 24 ranks as long."""
+    prober = machine(12, 2, None, intra=(1.0, 100.0), inter=(10.0, 200.0), noise=0.02)
+    prober.gate_us = 35.0
+    assert found_ports(survey(prober, QUICK, sizes)) == {}
+    shared = machine(12, 2, [200.0] * 12, intra=(1.0, 100.0), inter=(10.0, 200.0), noise=0.02)
+    shared.gate_us = 35.0
+    ports = survey(shared, QUICK, sizes).ports
+    assert [port.kind for port in ports] == ["nic"] * 24
+    assert [port.beta_us_per_mb for port in ports] == [pytest.approx(200, rel=0.06)] * 24
+
+
+def test_slow_links_are_timed_no_more_often_because_of_quick_ones_beside_them() -> None:
+    """A message of 4 MiB takes 160 ms between nodes; within one many repeats take no time."""
+    prober = machine(2, 4, [40_000.0] * 2, inter=(1000.0, 40_000.0))
+    found = survey(prober, QUICK)
+    assert found.concurrent
+    long = [
+        probe
+        for probe in prober.probes
+        if not probe.together and max(trial.bytes for row in probe.trials for trial in row) > 2**18
+    ]
+    assert any(len({s // 4 == d // 4 for s, d in members}) == 2 for members in rounds_of(prober))
+    for probe in long:
+        if any(s // 4 != d // 4 for s, d in probe.flows):
+            assert probe.repeats <= QUICK.repeats + 5
+
+
+def rounds_of(prober: SimulatedProber) -> list[tuple[Flow, ...]]:
+    return [probe.flows for probe in prober.probes if len(probe.flows) > 1 and not probe.together]
+
+
+def test_sleeping_ranks_hear_of_the_work_on_every_link() -> None:
+    prober = machine(2, 4, [1000.0] * 2)
+    survey(prober, QUICK)
+    assert prober.signs >= 8 * 7
+
+
+def test_what_is_within_nodes_of_one_crowded_host_and_what_is_between_them_is_kept_apart() -> None:
+    prober = machine(2, 3, [1000.0] * 2, same_name=True, noise=0.02)
+    prober.host_cores = 2
+    found = survey(prober, QUICK)
+    assert found.nodes == ((0, 1, 2), (3, 4, 5))
+    inter, intra = (cls.fit for cls in found.classes)
+    assert (inter.alpha_us, inter.beta_us_per_mb) == pytest.approx((50, 1000), rel=0.05)
+    assert intra.alpha_us == pytest.approx(3, rel=0.05)
+    assert intra.beta_us_per_mb < 0.5 * inter.beta_us_per_mb
+
+
+def test_one_disturbed_latency_does_not_make_unlike_links_alike() -> None:
+    fit = survey(machine(1, 3, None), QUICK).fits[0, 1]
+    fits = {(0, far): replace(fit, alpha_us=50.0, alpha_ci_us=2.0) for far in range(1, 5)}
+    fits |= {(1, far): replace(fit, alpha_us=500.0, alpha_ci_us=2.0) for far in range(2, 5)}
+    fits[0, 4] = replace(fits[0, 4], alpha_us=52.0, alpha_ci_us=2900.0)
+    fits[1, 4] = replace(fits[1, 4], alpha_us=480.0, alpha_ci_us=2900.0)
+    classes = classify(fits, dict.fromkeys(fits, "inter"))
+    assert [(len(cls.links), cls.fit.alpha_us) for cls in classes] == [(4, 50.0), (3, 500.0)]
+
+
+@settings(deadline=None)
+@given(st.lists(st.floats(10, 1000), min_size=1, max_size=12))
+def test_ports_that_count_as_equal_are_so_within_a_third(betas: list[float]) -> None:
+    found = survey(machine(len(betas) + 1, 1, None), QUICK)
+    ports = tuple(
+        FoundPort(f"node{k}.uplink.out", "nic", beta, ((k, k + 1),), (k,), k, "out")
+        for k, beta in enumerate(betas)
+    )
+    result = topology(replace(found, ports=ports), "steps", "simulated")
+    for beta, port in zip(betas, result.ports, strict=True):
+        assert beta / 1.31 < port.beta_us_per_mb < beta * 1.31
+    if max(betas) < 1.15 * min(betas):
+        assert len({port.beta_us_per_mb for port in result.ports}) == 1
 
 
 def test_a_measurement_has_the_same_result_twice() -> None:

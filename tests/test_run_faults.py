@@ -68,6 +68,80 @@ def test_a_rank_that_is_stopped_while_nothing_watches_is_named(how, words):
     assert words in said
 
 
+# All ranks, and their guards, are stopped for longer than the deadline while one of them waits for the others.
+SUSPENDED = """
+import os, subprocess, sys, time
+from pathlib import Path
+from taccl.runtime.job import Job
+def children(process):
+    listed = (one.read_text().split() for one in Path(f"/proc/{process}/task").glob("*/children"))
+    return [int(child) for one in listed for child in one]
+with Job(1.0) as job:
+    if job.rank == 0:
+        ranks = children(os.getppid())
+        everyone = [*ranks, *(child for rank in ranks for child in children(rank))]
+        # In a session of its own, so that it is none of them.
+        words = "import os, sys, time\\nfor how, s in ((19, 3.0), (18, 0.0)):\\n"
+        words += "    for process in map(int, sys.argv[1:]): os.kill(process, how)\\n    time.sleep(s)"
+        subprocess.Popen([sys.executable, "-c", words, *map(str, everyone)], start_new_session=True)
+    for _ in range(10):
+        if job.rank == 1:
+            time.sleep(0.3)
+        job.barrier()
+os.write(1, b"done\\n")  # in one piece
+"""
+
+
+def test_a_job_that_is_suspended_goes_on_when_it_is_continued():
+    ended = launch(3, "-c", SUSPENDED)
+    assert (ended.code, ended.err, ended.out.split()) == (0, "", ["done"] * 3)
+
+
+# A rank has a pipe to a child that reads until nobody can write any more.
+PIPED = """
+import subprocess, sys
+from taccl.runtime.job import Job
+child = subprocess.Popen([sys.executable, "-c", "import sys; print(len(sys.stdin.read()))"], stdin=subprocess.PIPE)
+with Job(5.0) as job:
+    child.stdin.write(b"x" * 1000)
+    child.stdin.close()
+    assert child.wait(10) == 0
+    job.barrier()
+"""
+
+
+def test_what_a_program_has_open_is_its_own_to_close():
+    ended = launch(2, "-c", PIPED)
+    assert (ended.code, ended.err, ended.out.split()) == (0, "", ["1000"] * 2)
+
+
+# A rank has more files open than `select` can tell apart, and the signals of an event loop.
+MANY_FILES = """
+import os, resource, signal, socket, sys, time
+from taccl.runtime.job import Job
+resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
+many = [os.open("/dev/null", os.O_RDONLY) for _ in range(1100)]
+near, far = socket.socketpair()
+near.setblocking(False)
+signal.signal(signal.SIGUSR1, lambda *_: None)
+signal.set_wakeup_fd(near.fileno())
+with Job(5.0) as job:
+    os.kill(os.getpid(), signal.SIGUSR1)
+    assert far.recv(1) == bytes([signal.SIGUSR1])
+    job.barrier()
+    if job.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    job.barrier()
+"""
+
+
+def test_a_rank_that_dies_is_named_however_many_files_are_open():
+    ended = launch(3, "-c", MANY_FILES)
+    assert ended.code != 0
+    (said,) = messages(ended)
+    assert "rank 1 has died" in said
+
+
 def test_a_rank_that_never_comes_is_waited_for_until_the_deadline():
     ended = fault("late")
     assert ended.code == 86

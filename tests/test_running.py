@@ -38,7 +38,7 @@ def test_collectives_are_called_again_and_again(files):
     ended = launch(3, WORKER, "work", *files)
     assert ended.code == 0, ended.err
     found = json.loads(ended.out)
-    assert found["wrong"] == [0] * 7
+    assert found["wrong"] == [0] * 8
     assert 0 < 3 * found["frames"] < found["values"] == 2 * 5000 * 4
 
 
@@ -63,6 +63,13 @@ def test_collectives_are_called_again_and_again(files):
 def test_what_does_not_fit_is_raised_on_the_first_rank_and_ends_the_others(files, what, code, words):
     ended = launch(3, WORKER, what, *files)
     assert ended.code == code and words in ended.err and ended.err.count("Traceback") == 1 and not ended.out
+
+
+@pytest.mark.mpi
+@mpi
+def test_a_rank_may_have_no_part_in_a_collective(saved):
+    ended = launch(3, WORKER, "pair", saved(programs.pair_allreduce()))
+    assert (ended.code, ended.out.split()) == (0, ["0"] * 3), ended.err
 
 
 @pytest.mark.mpi

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from taccl.errors import InvalidInput, RunFailed, UsageError
 from taccl.runtime import check
-from taccl.runtime.bind import Bound
+from taccl.runtime.bind import Bound, Buffers
 from taccl.runtime.dtypes import DTYPES, OPS
 from taccl.runtime.executor import Executor
 from taccl.runtime.layout import layout
@@ -142,6 +142,36 @@ def test_rooted_collectives_leave_other_ranks_alone():
     outputs = run_in_process(programs.scratch_reduce(3, 2, root=1), inputs, op="avg")
     np.testing.assert_array_equal(outputs[1], [2] * 5)
     assert not outputs[0].any() and not outputs[2].any()
+
+
+@pytest.mark.parametrize("dtype", ["int32", "float32", "float16"])
+@pytest.mark.parametrize("accumulate", ["type", "float32"])
+def test_an_average_is_of_as_many_ranks_as_are_in_its_sum(dtype, accumulate):
+    """And what is given no value stays."""
+    if accumulate == "float32" and dtype != "float16":
+        accumulate = "type"
+    inputs = [np.full(5 * chunks, 6 * (rank + 1), dtype) for rank, chunks in enumerate((2, 2, 1))]
+    outputs = run_in_process(
+        programs.sums_of_some(), inputs, op="avg", collective=programs.SUMS_OF_SOME, accumulate=accumulate
+    )
+    assert outputs[2].tolist() == [9] * 5 + [0] * 5 + [12] * 5
+
+
+def test_an_average_leaves_what_has_no_value_as_it_is():
+    compiled = compile_all(programs.sums_of_some(), False, programs.SUMS_OF_SOME)
+    shape, switch = layout(programs.SUMS_OF_SOME, 4), LocalSwitch()
+    outputs = [np.full(chunks * 4, 100.0) for chunks in (0, 0, 3)]
+    bound = [
+        Bound(
+            compiled, rank, shape, Buffers(np.full(chunks * 4, 6.0 * (rank + 1)), outputs[rank]),
+            DTYPES["float64"], "avg", LocalTransport(switch, rank),
+        )
+        for rank, chunks in enumerate((2, 2, 1))
+    ]  # fmt: skip
+    connect_all(bound)
+    for _ in range(2):
+        run_bound(bound)
+    assert outputs[2].tolist() == [9] * 4 + [100] * 4 + [12] * 4
 
 
 def test_bfloat16_rounds_after_every_addition():

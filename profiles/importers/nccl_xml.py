@@ -11,6 +11,7 @@ GPU.
 
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -282,13 +283,12 @@ class _Reader:
         if gpus:
             if len(gpus) < len(self.gpus):
                 self.notes.append(f"left out, for they have no rank: {len(self.gpus) - len(gpus)} GPUs")
-            taken: dict[int, int] = {}
+            taken: dict[int, _FoundGpu] = {}
             for gpu in gpus:
-                first = taken.setdefault(gpu.rank or 0, gpu.element.sourceline)
-                if first != gpu.element.sourceline:
-                    self.problem(
-                        gpu.element, "N006", f"two GPUs have the rank {gpu.rank} (first in line {first})"
-                    )
+                first = taken.setdefault(gpu.rank or 0, gpu)
+                if first is not gpu:
+                    said = f"two GPUs have the rank {gpu.rank} (first in line {first.element.sourceline})"
+                    self.problem(gpu.element, "N006", said)
             gpus.sort(key=lambda gpu: (gpu.rank or 0, gpu.index))
         else:
             gpus = sorted(self.gpus, key=lambda gpu: (gpu.dev if gpu.dev is not None else 0, gpu.index))
@@ -357,11 +357,16 @@ class _Reader:
 
     def unique_nics(self) -> tuple[NicDevice, ...]:
         """The NICs, those with a name that another one has numbered."""
-        seen: dict[tuple[int, str], int] = {}
+        given = {(nic.host, nic.name) for nic in self.nics}
+        taken: set[tuple[int, str]] = set()
         nics = []
         for nic in self.nics:
-            number = seen.get((nic.host, nic.name), 0)
-            seen[nic.host, nic.name] = number + 1
-            name = f"{nic.name}-{number}" if number else nic.name
+            names = itertools.chain([nic.name], (f"{nic.name}-{number}" for number in itertools.count(1)))
+            name = next(
+                name
+                for name in names
+                if (nic.host, name) not in taken and (name == nic.name or (nic.host, name) not in given)
+            )
+            taken.add((nic.host, name))
             nics.append(NicDevice(nic.vertex, nic.host, name, nic.gb_per_s, nic.latency_us))
         return tuple(nics)

@@ -137,7 +137,7 @@ def _read_matrix(text: str, file: str) -> _Matrix:
         raise refuse(start + 1, "N101", "a device stands twice in the header")
     cells: dict[tuple[int, int], str] = {}
     affinity = [""] * len(devices)
-    rows: set[str] = set()
+    rows: dict[str, int] = {}  # of each device, the number of its line
     for number in range(start + 1, len(lines)):
         line = lines[number]
         found = _DEVICE.match(line.strip())
@@ -148,7 +148,7 @@ def _read_matrix(text: str, file: str) -> _Matrix:
         name = found.group()
         if name in rows:
             raise refuse(number + 1, "N102", f"the row {name} stands twice")
-        rows.add(name)
+        rows[name] = number + 1
         row = devices.index(name)
         rest = line.strip()[found.end() :]
         for column in range(len(devices)):
@@ -163,6 +163,12 @@ def _read_matrix(text: str, file: str) -> _Matrix:
     missing = [name for name in devices if name not in rows]
     if missing:
         raise refuse(start + 1, "N102", f"the matrix has no row for {', '.join(missing[:8])}")
+    for (row, column), way in cells.items():
+        back = cells[column, row]
+        if way != back and "NV" in (way[:2], back[:2]):
+            one, other = devices[row], devices[column]
+            message = f"{one} x {other} says {way}, and {other} x {one} says {back}: an NVLink has two ends"
+            raise refuse(rows[devices[row]], "N103", message)
     legend = {found[1]: found[2] for line in lines if (found := _LEGEND.fullmatch(line))}
     names = [legend.get(name, name) for name in devices]
     if len(set(names)) != len(names):

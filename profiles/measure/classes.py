@@ -38,13 +38,19 @@ def classify(
         groups = []
         for same_beta in _cut(links, {x: fits[x].beta_us_per_mb for x in links}, _beta_slack(links, fits)):
             alphas = {x: fits[x].alpha_us for x in same_beta}
-            slack = {x: max(_SMALL_US, fits[x].alpha_ci_us) for x in same_beta}
-            groups += _cut(same_beta, alphas, slack)
+            groups += _cut(same_beta, alphas, _alpha_slack(same_beta, fits))
         for index, group in enumerate(groups):
             members = tuple(sorted(group))
             suffix = str(index) if len(groups) > 1 else ""
             classes.append(LinkClass(name + suffix, members, pool([fits[x] for x in members])))
     return classes
+
+
+def _alpha_slack(
+    links: Sequence[tuple[int, int]], fits: Mapping[tuple[int, int], LinkFit]
+) -> dict[tuple[int, int], float]:
+    # Nor may one link whose latency was disturbed: at most half of it counts, for latencies vary more.
+    return {x: max(_SMALL_US, min(fits[x].alpha_ci_us, fits[x].alpha_us / 2)) for x in links}
 
 
 def _beta_slack(

@@ -25,6 +25,8 @@ from taccl.profiles.measure.busy import busy_cores
 from taccl.profiles.measure.devices import Devices
 from taccl.profiles.measure.probe import Probe, Times, Trial
 from taccl.profiles.measure.wires import MpiWire, Request, TcpWire, Wire
+from taccl.runtime import control_group
+from taccl.runtime.machine import usable
 from taccl.runtime.tcp_link import NO_LIMIT
 
 _COMMAND, _RESULT, DATA, ACK, _GATE = 1, 2, 3, 4, 5  # tags
@@ -84,12 +86,14 @@ class MpiProber:
         node_comm.Free()
         comm.Barrier()  # from here all ranks sleep
         host = f"{MPI.Get_processor_name()}/{leader[0]}"
-        mine = (host, _cores(), buffers.name, busy_cores(), bool(near) and devices is None)
+        cores = sum(1 << core for core in os.sched_getaffinity(0)), control_group.cores()
+        mine = (host, cores, buffers.name, busy_cores(), bool(near) and devices is None)
         about = [json.loads(text) for text in self._gather_texts(json.dumps(mine))]
         self.hosts = [str(host) for host, _, _, _, _ in about]
         # Ranks may be bound to cores of their own: a host has those of all its ranks.
-        mine_of = [(host, set(map(int, cores))) for host, cores, _, _, _ in about]
-        self.cores = [len(set().union(*(c for h, c in mine_of if h == host))) for host, _ in mine_of]
+        masks = {host: [(0, *has) for other, has, _, _, _ in about if other == host] for host in self.hosts}
+        counts = {host: usable(ranks) for host, ranks in masks.items()}
+        self.cores = [counts[host] for host in self.hosts]
         self.memory = sorted({str(name) for _, _, name, _, _ in about})
         # Cores of each rank's host that others keep busy, before the measurement.
         self.busy = [float(busy) for _, _, _, busy, _ in about]
@@ -117,10 +121,14 @@ class MpiProber:
             self._lost = True
             raise
 
-    def _run(self, probe: Probe) -> Times:
+    def alive(self) -> None:
+        """Let the sleeping ranks know, now and then, that rank 0 is at work."""
         if time.monotonic() - self._last_sign > self._deadline_s / 4:
             self._command(range(self._comm.Get_size()), _SIGN_OF_LIFE)
             self._last_sign = time.monotonic()
+
+    def _run(self, probe: Probe) -> Times:
+        self.alive()
         members = probe.members
         self._command(members, _encode(probe))
         answers: dict[int, Any] = {}
@@ -312,20 +320,20 @@ class MpiProber:
 
     def _flows_in(self, flows: Sequence[tuple[tuple[int, int], Trial]]) -> list[_Flow]:
         """Those that end here."""
-        found = []
-        for slot, ((src, dst), trial) in enumerate(flows):
+        found: list[_Flow] = []
+        for (src, dst), trial in flows:
             if dst == self._rank:
-                wire, area = self._wire(src), self._buffers_of(src).wire(trial.bytes, False, slot)
+                wire, area = self._wire(src), self._buffers_of(src).wire(trial.bytes, False, len(found))
                 answer = wire.sender(np.zeros(1, np.uint8), ACK)
                 found.append(_Flow(src, area, wire.receiver(area, DATA), answer))
         return found
 
     def _flows_out(self, flows: Sequence[tuple[tuple[int, int], Trial]]) -> list[_Flow]:
         """Those that begin here."""
-        found = []
-        for slot, ((src, dst), trial) in enumerate(flows):
+        found: list[_Flow] = []
+        for (src, dst), trial in flows:
             if src == self._rank:
-                wire, area = self._wire(dst), self._buffers_of(dst).wire(trial.bytes, True, slot)
+                wire, area = self._wire(dst), self._buffers_of(dst).wire(trial.bytes, True, len(found))
                 answer = wire.receiver(np.empty(1, np.uint8), ACK)
                 found.append(_Flow(dst, area, wire.sender(area, DATA), answer))
         return found
@@ -436,10 +444,6 @@ class _Flow:
 def _free(requests: Iterable[Request]) -> None:
     for request in requests:
         request.Free()  # MPI frees an active one once it is done
-
-
-def _cores() -> list[int]:
-    return sorted(os.sched_getaffinity(0))
 
 
 def _encode(probe: Probe) -> str:

@@ -90,6 +90,10 @@ class Prober(Protocol):
         """Do the probe and give the time of each trial, flow and repeat, replies included."""
         ...
 
+    def alive(self) -> None:
+        """Called now and then while nothing is asked, so that ranks which wait for more know that there will be."""
+        ...
+
     def reduce_times(self, sizes: Sequence[int]) -> Sequence[float]:
         """Times in us of adding one array of each size (bytes) to another on a rank."""
         ...

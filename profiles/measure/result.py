@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
@@ -17,6 +18,7 @@ from taccl.profiles.topology import Link, Measurement, Nic, Port, Switch, Topolo
 
 _FROM_RANK = ("switch", "nic", "trunk", "port")  # kinds of ports, the nearest to a rank first
 _EQUAL = 1.15  # ports of a kind whose betas differ by less, neighbour to neighbour, are equal
+_SPAN = 1.3  # ports that count as equal never differ by more
 _LEAST_BETA = Fraction(1, 1000)  # us/MB, 1 PB/s: faster than anything that can be told from zero
 
 
@@ -84,10 +86,20 @@ def _equalised(ports: tuple[FoundPort, ...]) -> list[FoundPort]:
             if not groups or port.beta_us_per_mb > _EQUAL * groups[-1][-1].beta_us_per_mb:
                 groups.append([])
             groups[-1].append(port)
-        for group in groups:
+        for group in itertools.chain.from_iterable(map(_halved, groups)):
             middle = median(port.beta_us_per_mb for port in group)
             level.update({port.name: middle for port in group})
     return [replace(port, beta_us_per_mb=level[port.name]) for port in ports]
+
+
+def _halved(group: list[FoundPort]) -> list[list[FoundPort]]:
+    """Ordered ports, cut at the widest gaps until none that stay together differ by too much."""
+    beta = [port.beta_us_per_mb for port in group]
+    if beta[-1] <= _SPAN * beta[0]:
+        return [group]
+    # Of equally wide gaps the one in the middle, so that a row of even steps falls into even parts.
+    at = max(range(1, len(group)), key=lambda k: (rounded(beta[k] / beta[k - 1]), -abs(2 * k - len(group))))
+    return _halved(group[:at]) + _halved(group[at:])
 
 
 def _switches(found: Survey) -> tuple[Switch, ...]:

@@ -36,9 +36,9 @@ STRETCH_BYTES = 64 * 2**20
 Array = np.ndarray[Any, Any]
 
 
-def needed_bytes(ranks: int) -> int:
-    """Memory that the messages among so many ranks of a node take at most."""
-    return ranks * ((ranks - 1) * PART_BYTES + 2 * STRETCH_BYTES)
+def needed_bytes(ranks: int, largest_bytes: int = 0) -> int:
+    """Memory that the messages among so many ranks of a node take at most, the longest of so many bytes."""
+    return ranks * ((ranks - 1) * PART_BYTES + 2 * max(STRETCH_BYTES, largest_bytes))
 
 
 def wires(job: Job, found: Neighbours, tags: tuple[int, int]) -> dict[int, Wire]:

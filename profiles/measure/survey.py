@@ -55,6 +55,8 @@ _ODD = 0.1  # how far a link may be from its peers without being measured again
 _SNAP = 0.2, 0.08
 _ROUNDS_TRIED = 8  # of flows between nodes, beside the fullest
 _DISTURBED = 1.15  # flows of a round slower than alone by more disturb each other
+_MORE = 3  # repeats than the slowest flow of a round has, at most, for the quick ones beside it
+_COMPARED = 8  # flows of a round, with themselves alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +117,8 @@ def survey(
     for src, dst in flows:
         size, time_us = largest[kinds[src, dst]]
         plans[src, dst] = _trials(sizes, effort, size)
-        counts[src, dst] = effort.tiny_repeats(costs[0][src, dst]), effort.large_repeats(time_us)
+        longest_us = time_us * max(sizes, default=size) / size
+        counts[src, dst] = effort.tiny_repeats(costs[0][src, dst]), effort.large_repeats(longest_us)
     rounds = pack(flows, _things(prober, node_of), _capacity(prober))
     concurrent = _undisturbed(prober, rounds, plans, counts, node_of)
     if not concurrent:
@@ -134,7 +137,10 @@ def survey(
         return _combine(sweeps[flow], len(sweeps[flow]) * each)
 
     sweep(rounds, "links")
-    fits = {flow: fitted(flow) for flow in flows}
+    fits = {}
+    for flow in flows:  # minutes of some thousand links
+        prober.alive()
+        fits[flow] = fitted(flow)
     odd = _odd(fits, node_of)
     sweep([(flow,) for flow in odd], "odd links")
     fits.update({flow: fitted(flow) for flow in odd})
@@ -143,15 +149,16 @@ def survey(
         # A boundary that no host name speaks of must still be there in the links as finally measured.
         nodes = _nodes(prober, _fitted_costs(fits, ranks))
         node_of = {rank: index for index, node in enumerate(nodes) for rank in node}
-    largest_of = {flow: max(trial.bytes for trial in plans[flow][1]) for flow in flows}
-    repeats = {flow: count for flow, (_, count) in counts.items()}
+    # Whatever sizes were asked for: of short ones a start in common is most of the time, long ones need memory.
+    largest_of = {flow: largest[kinds[flow]][0] for flow in flows}
+    repeats = {flow: effort.large_repeats(largest[kinds[flow]][1]) for flow in flows}
     crowds = {
         number: factor
         for number, members in enumerate(nodes)
         if len(members) > 1 and (factor := ranks_to_a_core(prober, members)) > 1
     }
     ports = find_ports(prober, nodes, fits, largest_of, repeats, tell)
-    calm, shares = _calmed(prober, fits), []
+    calm, shares = _calmed(prober, fits, node_of), []
     for number, factor in crowds.items():
         inside = nodes[number]
         calm.update({(s, d): slowed(calm[s, d], factor) for s in inside for d in inside if s != d})
@@ -226,8 +233,9 @@ def _snapped(ports: Sequence[FoundPort], classes: Sequence[LinkClass]) -> list[F
     return snapped
 
 
-def _calmed(prober: Prober, fits: dict[Flow, LinkFit]) -> dict[Flow, LinkFit]:
-    """The fits, those inside a host with more ranks than cores replaced by their common medians.
+def _calmed(prober: Prober, fits: dict[Flow, LinkFit], node_of: Mapping[int, int]) -> dict[Flow, LinkFit]:
+    """The fits, those inside a host with more ranks than cores replaced by the medians of those within its nodes, and
+    of those between each two.
 
     Which two of its ranks sit on one core changes all the time: that difference is not one of links. Copies of devices
     do not sit on cores, and which devices are near each other is one.
@@ -240,10 +248,13 @@ def _calmed(prober: Prober, fits: dict[Flow, LinkFit]) -> dict[Flow, LinkFit]:
         if list(prober.hosts).count(host) > cores
     }
     calm = dict(fits)
-    for host in sorted(crowded):
-        inside = [flow for flow in fits if all(prober.hosts[rank] == host for rank in flow)]
-        common = pool([fits[flow] for flow in inside])
-        calm.update({flow: replace(common, samples=fits[flow].samples) for flow in inside})
+    alike: dict[tuple[str, int, int], list[Flow]] = {}
+    for src, dst in fits:
+        if prober.hosts[src] == prober.hosts[dst] and prober.hosts[src] in crowded:
+            alike.setdefault((prober.hosts[src], node_of[src], node_of[dst]), []).append((src, dst))
+    for flows in alike.values():
+        common = pool([fits[flow] for flow in flows])
+        calm.update({flow: replace(common, samples=fits[flow].samples) for flow in flows})
     return calm
 
 
@@ -365,7 +376,7 @@ def _undisturbed(
     apart = [members for members in rounds if sum(node_of[s] != node_of[d] for s, d in members) > 1]
     some = random.Random(0).sample(apart, min(len(apart), _ROUNDS_TRIED))
     tried = [(fullest, 0), (fullest, 1), *((members, 1) for members in some)]  # latency, then bandwidth
-    return not any(all(_disturbed(prober, *each, plans, counts) for _ in range(2)) for each in tried)
+    return not any(_disturbed(prober, *each, plans, counts) for each in tried)
 
 
 def _disturbed(
@@ -375,14 +386,18 @@ def _disturbed(
     plans: dict[Flow, tuple[tuple[Trial, ...], tuple[Trial, ...]]],
     counts: dict[Flow, tuple[int, int]],
 ) -> bool:
+    """Whether one of the flows is slower than alone, twice: of many flows some are so once, by chance."""
     picks = [plans[flow][part][-1] for flow in members]
-    repeats = max(counts[flow][part] for flow in members) + 2
-    beside = prober.run(Probe(members, (tuple(picks),), repeats))[0, :, 1:]
-    for k, flow in enumerate(members[:8]):
-        alone = prober.run(solo(*flow, [picks[k]], repeats))[0, 0, 1:]
-        if typical(beside[k]) > _DISTURBED * typical(alone):
-            return True
-    return False
+    often = [counts[flow][part] for flow in members]
+    repeats = min(max(often), min(often) + _MORE) + 2
+    slow = list(range(min(len(members), _COMPARED)))
+    for _ in range(2):
+        beside = prober.run(Probe(members, (tuple(picks),), repeats))[0, :, 1:]
+        alone = {k: prober.run(solo(*members[k], [picks[k]], repeats))[0, 0, 1:] for k in slow}
+        slow = [k for k in slow if typical(beside[k]) > _DISTURBED * typical(alone[k])]
+        if not slow:
+            return False
+    return True
 
 
 def _measure(
@@ -394,13 +409,22 @@ def _measure(
     """The points of the flows of one round, from one sweep."""
     points: dict[Flow, list[Point]] = {flow: [] for flow in members}
     for part in (0, 1):  # tiny messages, then large ones
-        repeats = max(counts[flow][part] for flow in members)
-        trials = tuple(zip(*(plans[flow][part] for flow in members), strict=True))
-        # The first repeat is dropped: it opens connections, touches pages and empties token buckets.
-        times = typical(prober.run(Probe(tuple(members), trials, repeats + 1))[:, :, 1:])
-        for k, flow in enumerate(members):
-            points[flow] += [Point(row[k], float(times[t, k])) for t, row in enumerate(trials)]
+        for same in _as_often({flow: counts[flow][part] for flow in members}):
+            repeats = max(counts[flow][part] for flow in same)
+            trials = tuple(zip(*(plans[flow][part] for flow in same), strict=True))
+            # The first repeat is dropped: it opens connections, touches pages and empties token buckets.
+            times = typical(prober.run(Probe(same, trials, repeats + 1))[:, :, 1:])
+            for k, flow in enumerate(same):
+                points[flow] += [Point(row[k], float(times[t, k])) for t, row in enumerate(trials)]
     return points
+
+
+def _as_often(counts: Mapping[Flow, int]) -> list[tuple[Flow, ...]]:
+    """The flows of a round by how often they are timed, about: slow links are not timed as often as quick ones."""
+    alike: dict[int, list[Flow]] = {}
+    for flow, count in counts.items():
+        alike.setdefault(count.bit_length(), []).append(flow)
+    return [tuple(flows) for _, flows in sorted(alike.items())]
 
 
 def _combine(sweeps: Sequence[Sequence[Point]], samples: int) -> LinkFit:

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from taccl.profiles.measure.fit import LinkFit
-from taccl.profiles.measure.probe import Probe, Prober, Trial, typical
+from taccl.profiles.measure.probe import TINY_BYTES, Probe, Prober, Trial, typical
 
 Flow = tuple[int, int]
 
@@ -21,6 +21,7 @@ SHARED_FILLED = 1.1  # least slowdown of flows that share a port, where they are
 SHARED = 1.4  # two flows that share a port which one of them fills take 2x; independent ones 1x
 CONFIRM = 3  # probes that must all show a port
 MOST_FLOWS = 16  # of one probe
+_TINY_RUNS = 3  # of tiny messages before those of a probe: disturbances only ever add to the least
 _KEPT = 1.1  # times its rate alone that a flow's sender keeps to
 
 
@@ -103,12 +104,14 @@ class Bench:
             self._fitted(flow, size) if fitted else self._alone(flow, size, clock)
             for flow, size in zip(flows, sizes, strict=True)
         ]
-        together = self._run(flows, sizes, clock)
-        # What is not transfer: latencies, replies, the start and the end that all must hear of. A fit knows a flow's
-        # own latency less well than a run does; the largest cannot make flows look slowed that are not.
+        together, tiny = self._run(flows, sizes, clock)
+        # What is not transfer: latencies, replies, the start and the end that all must hear of, the longer the more
+        # they are. A fit knows a flow's own latency less well than a run does; the largest cannot make flows look
+        # slowed that are not.
         rest = (max if fitted else min)(
             t - self.beta(flow) * size / 1e6 for t, flow, size in zip(alone, flows, sizes, strict=True)
         )
+        rest = max(rest, tiny)
         return Outcome(
             slowdown=(together - rest) / time,
             beta_us_per_mb=port_beta([size / time for size in sizes], (together - rest) / time) * 1e6,
@@ -142,22 +145,24 @@ class Bench:
         """
         known = flow, size, clock
         if known not in self._measured:
-            self._measured[known] = self._run([flow], [size], clock)
+            self._measured[known], _ = self._run([flow], [size], clock)
         return min(self._measured[known], max(self._fitted(flow, size), 0.5 * self._measured[known]))
 
     def _fitted(self, flow: Flow, size: int) -> float:
         fit = self.fits[flow]
         return 4 * fit.alpha_us + fit.offset_us + fit.beta_us_per_mb * size / 1e6
 
-    def _run(self, flows: Sequence[Flow], sizes: Sequence[int], clock: int) -> float:
-        trial = tuple(Trial(1, 1, size) for size in sizes)
+    def _run(self, flows: Sequence[Flow], sizes: Sequence[int], clock: int) -> tuple[float, float]:
+        """The time of messages of the sizes, and the least of tiny ones."""
+        tiny = (Trial(1, 1, TINY_BYTES),) * len(flows)
+        trials = (*(_TINY_RUNS * (tiny,)), tuple(Trial(1, 1, size) for size in sizes))
         repeats = max(self._repeats[flow] for flow in flows) + 1
         # No faster than alone: what one hands over all at once stands before the others in the queue of their uplink,
         # and its own way behind that may be slow.
         rates = tuple(int(_KEPT * 1e12 / self.beta(flow)) for flow in flows)
-        probe = Probe(tuple(flows), (trial,), repeats, together=True, rates=rates, first=flows[0][clock])
+        probe = Probe(tuple(flows), trials, repeats, together=True, rates=rates, first=flows[0][clock])
         times = self._prober.run(probe)
-        return float(typical(times[0, 0, 1:]))
+        return float(typical(times[-1, 0, 1:])), float(times[:-1, 0, 1:].min())
 
 
 def _explained(known: Sequence[FoundPort], flows: Sequence[Flow], sizes: Sequence[int], time: float) -> float:

@@ -4,7 +4,7 @@ All nodes send at once, each to the one that is so many places further, for ever
 orders of the nodes; what takes longer than the ports found so far explain is looked at. Flows whose absence changes
 nothing are left out one by one: those that remain share one port. Which other nodes are behind it is told by letting
 one of them take the place of a flow's source, or of its end. Probes: 5 (nodes - 1), and 3 to 9 x nodes more for each
-trunk.
+trunk, or round that is held up by what is none.
 
 A port is believed only where other flows between the same two sets of nodes are held up as much, and where as many
 flows within the two sets are not: cores that are too few slow these as well, and are no trunk.
@@ -24,6 +24,7 @@ _FEWEST = 4  # nodes; of three, what two share on their way to the third is that
 _ALIKE = 0.85  # least part of a trunk's slowdown that other flows through it must show
 _DRAWN = 4  # orders of the nodes, beside their own
 _MOST = 2  # trunks for each node
+_IN_VAIN = 6  # rounds in a row that are held up by what is no trunk, after which none is looked for
 _FULL = 1.05  # part of a trunk's rate up to which flows fill it without being held up
 _FILLED = 0.1  # of a flow: what may be missing of a port that flows are to fill
 
@@ -39,16 +40,20 @@ def find_trunks(
     way = _Ways(bench, nodes)
     found: list[_Trunk] = []
     rounds = _rounds(len(nodes))
-    every = len(rounds)
+    every, in_vain = len(rounds), 0
     while rounds and len(found) < _MOST * len(nodes):
         tell("trunks", max(0, every - len(rounds)), every)
         # What is known to be too narrow for a round hides what else is; from either end another part of it is left.
         parts = [_trimmed(way, hops, found) for hops in (rounds[0], rounds[0][::-1])]
-        held = (hops for hops in dict.fromkeys(parts) if len(hops) > 1 and way.held_up(hops))
+        held = [hops for hops in dict.fromkeys(parts) if len(hops) > 1 and way.held_up(hops)]
         trunk = next(filter(None, (_trunk(way, hops, found) for hops in held)), None)
         if trunk is None:
             rounds.pop(0)
+            in_vain += bool(held)
+            if in_vain == _IN_VAIN:
+                break
             continue
+        in_vain = 0
         found.append(trunk)
         bench.ports.append(trunk.port)
         rounds.insert(0, [(b, a) for a, b in trunk.filled_by])  # what is narrow one way often is so the other

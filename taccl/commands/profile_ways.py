@@ -68,7 +68,7 @@ def open_ways(job: Job, place: str, transport: str, deadline: float, largest_byt
             device_wires, devices, path = _between_devices(job, largest_bytes, said)
             near = dict(device_wires.wires) if device_wires is not None else {}
     elif transport == "auto":
-        near, made = _in_host_memory(job)
+        near, made = _in_host_memory(job, largest_bytes)
     with job.waiting("it waits for the other ranks before the measurement"):
         prober = MpiProber(job.MPI, job.MPI.COMM_WORLD, memory, deadline, near, made, devices)
     library = mpi.library(job.MPI)
@@ -79,7 +79,7 @@ def open_ways(job: Job, place: str, transport: str, deadline: float, largest_byt
     return Ways(prober, words, f"{named}, {path}" if path else named, device_wires)
 
 
-def _in_host_memory(job: Job) -> tuple[dict[int, Wire], dict[int, socket.socket]]:
+def _in_host_memory(job: Job, largest_bytes: int) -> tuple[dict[int, Wire], dict[int, socket.socket]]:
     """Through shared memory within nodes, and over connections of our own between them."""
     import numpy as np
 
@@ -91,7 +91,7 @@ def _in_host_memory(job: Job) -> tuple[dict[int, Wire], dict[int, socket.socket]
     near: dict[int, Wire] = {}
     found = job.share_memory()
     # Who cannot read a peer's memory sends long messages otherwise.
-    short = shm_wire.needed_bytes(len(found.sharing[job.rank])) > available_bytes() // 2
+    short = shm_wire.needed_bytes(len(found.sharing[job.rank]), largest_bytes) > available_bytes() // 2
     cannot = np.array([bool(found.no_reading) or short], np.uint8)
     if not job.gather_bytes(cannot, "the choice of memory").any():
         near = shm_wire.wires(job, found, (DATA, ACK))

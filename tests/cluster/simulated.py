@@ -34,11 +34,13 @@ class SimulatedProber:
     noise: float = 0.0
     outliers: float = 0.0
     load_us: float = 0.0  # what each message adds where several flows run side by side
+    gate_us: float = 0.0  # what each rank adds to a start in common
     host_cores: int = 64
     receivers_work: bool = False
     devices: Devices | None = None
     seed: int = 0
     probes: list[Probe] = field(default_factory=list)  # all that was asked
+    signs: int = 0  # of life
     _random: random.Random = field(init=False)
 
     def __post_init__(self) -> None:
@@ -56,9 +58,9 @@ class SimulatedProber:
                 if probe.together:
                     sizes = {flow: float(trial.bytes) for flow, trial in zip(probe.flows, row, strict=True)}
                     # The slowest flow and its reply, and two latencies for the common start and end.
-                    times[t, :, repeat] = self._disturbed(
-                        self._fluid(sizes) + 4 * max(self.alpha_us(*flow) for flow in probe.flows)
-                    )
+                    start_us = 4 * max(self.alpha_us(*flow) for flow in probe.flows)
+                    start_us += self.gate_us * len(probe.members)
+                    times[t, :, repeat] = self._disturbed(self._fluid(sizes) + start_us)
                 else:
                     for f, (flow, trial) in enumerate(zip(probe.flows, row, strict=True)):
                         crowd = sum(one.acks * one.messages for one in row) if len(row) > 1 else 0
@@ -66,6 +68,9 @@ class SimulatedProber:
                         time = self._time(flow, trial, probe.flows)
                         times[t, f, repeat] = self._disturbed(time + shared_us)
         return times
+
+    def alive(self) -> None:
+        self.signs += 1
 
     def reduce_times(self, sizes: Sequence[int]) -> Sequence[float]:
         return [1.0 + 40.0 * size / 1e6 for size in sizes]
