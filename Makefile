@@ -68,7 +68,7 @@ bench-faults: $(READY)
 bench-codecs: $(READY)
 	@python docs/benchmarks_codecs.py
 
-# Prints the tables "Emulated clusters" of docs/benchmarks.md; about an hour, as root. BENCH="headline" asks for a part.
+# Prints the tables "Emulated clusters" of docs/benchmarks.md; an hour and a half, as root. BENCH="headline" asks for a part.
 bench-cluster: $(READY)
 	@python docs/benchmarks_cluster.py $(BENCH)
 

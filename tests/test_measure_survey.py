@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -164,7 +165,7 @@ def test_probes_for_ports_grow_with_the_ranks_and_not_with_the_pairs() -> None:
 
 def test_probes_for_trunks_grow_with_the_nodes_where_none_explains_what_holds_flows_up() -> None:
     asked = []
-    for nodes in (8, 16):
+    for nodes in (6, 12):
         prober = machine(nodes, 1, [900.0] * nodes)
         prober.ports = [
             *prober.ports,
@@ -177,15 +178,15 @@ def test_probes_for_trunks_grow_with_the_nodes_where_none_explains_what_holds_fl
 
 @pytest.mark.parametrize("sizes", [(), (8192, 65536)])
 def test_many_ranks_that_start_late_are_no_port(sizes: tuple[int, ...]) -> None:
-    """4 MiB take 840 us, a common start of 24 ranks as long."""
-    prober = machine(12, 2, None, intra=(1.0, 100.0), inter=(10.0, 200.0), noise=0.02)
-    prober.gate_us = 35.0
+    """4 MiB take 840 us, a common start of 12 ranks as long."""
+    prober = machine(6, 2, None, intra=(1.0, 100.0), inter=(10.0, 200.0), noise=0.02)
+    prober.gate_us = 70.0
     assert found_ports(survey(prober, QUICK, sizes)) == {}
-    shared = machine(12, 2, [200.0] * 12, intra=(1.0, 100.0), inter=(10.0, 200.0), noise=0.02)
-    shared.gate_us = 35.0
+    shared = machine(6, 2, [200.0] * 6, intra=(1.0, 100.0), inter=(10.0, 200.0), noise=0.02)
+    shared.gate_us = 70.0
     ports = survey(shared, QUICK, sizes).ports
-    assert [port.kind for port in ports] == ["nic"] * 24
-    assert [port.beta_us_per_mb for port in ports] == [pytest.approx(200, rel=0.06)] * 24
+    assert [port.kind for port in ports] == ["nic"] * 12
+    assert [port.beta_us_per_mb for port in ports] == [pytest.approx(200, rel=0.06)] * 12
 
 
 def test_slow_links_are_timed_no_more_often_because_of_quick_ones_beside_them() -> None:
@@ -235,15 +236,19 @@ def test_one_disturbed_latency_does_not_make_unlike_links_alike() -> None:
     assert [(len(cls.links), cls.fit.alpha_us) for cls in classes] == [(4, 50.0), (3, 500.0)]
 
 
+@functools.cache
+def pair() -> Survey:
+    return survey(machine(2, 1, None), QUICK)
+
+
 @settings(deadline=None)
 @given(st.lists(st.floats(10, 1000), min_size=1, max_size=12))
 def test_ports_that_count_as_equal_are_so_within_a_third(betas: list[float]) -> None:
-    found = survey(machine(len(betas) + 1, 1, None), QUICK)
     ports = tuple(
-        FoundPort(f"node{k}.uplink.out", "nic", beta, ((k, k + 1),), (k,), k, "out")
+        FoundPort(f"node{k}.uplink.out", "nic", beta, ((0, 1),), (0,), 0, "out")
         for k, beta in enumerate(betas)
     )
-    result = topology(replace(found, ports=ports), "steps", "simulated")
+    result = topology(replace(pair(), ports=ports), "steps", "simulated")
     for beta, port in zip(betas, result.ports, strict=True):
         assert beta / 1.31 < port.beta_us_per_mb < beta * 1.31
     if max(betas) < 1.15 * min(betas):

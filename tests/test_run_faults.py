@@ -81,7 +81,7 @@ with Job(1.0) as job:
         ranks = children(os.getppid())
         everyone = [*ranks, *(child for rank in ranks for child in children(rank))]
         # In a session of its own, so that it is none of them.
-        words = "import os, sys, time\\nfor how, s in ((19, 3.0), (18, 0.0)):\\n"
+        words = "import os, sys, time\\nfor how, s in ((19, 2.2), (18, 0.0)):\\n"
         words += "    for process in map(int, sys.argv[1:]): os.kill(process, how)\\n    time.sleep(s)"
         subprocess.Popen([sys.executable, "-c", words, *map(str, everyone)], start_new_session=True)
     for _ in range(10):
