@@ -118,7 +118,7 @@ CASES = [
 ]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(case=st.sampled_from(CASES), lossy=st.booleans(), slow=st.sampled_from([1, 4]), data=st.data())
 def test_clocks_keep_every_rule_and_stay_above_the_bound(
     case: tuple[str, str], lossy: bool, slow: int, data: st.DataObject
@@ -139,7 +139,7 @@ def test_clocks_keep_every_rule_and_stay_above_the_bound(
         assert set(choice.coded) == wished
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(case=st.sampled_from(CASES), data=st.data())
 def test_a_lossy_codec_codes_what_reaches_a_rank_once(case: tuple[str, str], data: st.DataObject) -> None:
     topology = hosts(2, 2)
@@ -205,7 +205,7 @@ def test_only_the_links_that_are_allowed_are_coded() -> None:
     assert found.coded
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(slowness=st.lists(st.integers(1, 20), min_size=3, max_size=6), data=st.data())
 def test_owners_are_shared_out_so_that_the_slowest_node_is_as_quick_as_can_be(
     slowness: list[int], data: st.DataObject

@@ -47,7 +47,7 @@ def _all(
     return list(compose(task, 0, lambda: False))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=16, deadline=None)
 @given(
     topology=small_clusters(),
     collective=st.sampled_from(NAMED),

@@ -262,7 +262,7 @@ def test_a_measurement_has_the_same_result_twice() -> None:
     assert text() == text()
 
 
-@settings(deadline=None, max_examples=12)
+@settings(deadline=None, max_examples=8)
 @given(
     nodes=st.integers(2, 4),
     per_node=st.integers(2, 4),
@@ -326,7 +326,7 @@ def most_at_once(links: dict[Flow, float], ports: Iterable[tuple[float, Iterable
     return float(solver.Objective().Value())
 
 
-@settings(deadline=None, max_examples=15)
+@settings(deadline=None, max_examples=10)
 @example(
     per_node=[1, 2, 3], uplinks=[400.0, 400.0, 1400.0, 1.0, 1.0, 1.0], seed=0
 )  # one slow: 1.3 fills the others
@@ -452,7 +452,7 @@ def test_what_all_share_is_no_trunk(rate: float) -> None:
     assert not [port.name for port in survey(prober, QUICK).ports if port.kind == "trunk"]
 
 
-@settings(deadline=None, max_examples=12)
+@settings(deadline=None, max_examples=8)
 @example(
     uplinks=[8000.0, 700.0, 3000.0, 8000.0, 500.0, 400.0, 1500.0, 1000.0],
     per_node=[1, 2, 2, 3, 1, 1, 2, 2],

@@ -70,7 +70,7 @@ def topologies(draw: st.DrawFn) -> Topology:
     return Topology("random", nodes, tuple(links[key] for key in sorted(links)), reduce_alpha_us=reducing)
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=18)
 @given(topologies(), st.sampled_from(COLLECTIVES), st.sampled_from([1, 900, 10**6]), st.integers(0, 4))
 def test_every_answer_on_random_topologies_is_right(
     topology: Topology, name: str, size: int, root: int

@@ -153,16 +153,17 @@ class Bench:
         return 4 * fit.alpha_us + fit.offset_us + fit.beta_us_per_mb * size / 1e6
 
     def _run(self, flows: Sequence[Flow], sizes: Sequence[int], clock: int) -> tuple[float, float]:
-        """The time of messages of the sizes, and the least of tiny ones."""
+        """The time of messages of the sizes, and the least of tiny ones where flows are several."""
+        runs = _TINY_RUNS if len(flows) > 1 else 0
         tiny = (Trial(1, 1, TINY_BYTES),) * len(flows)
-        trials = (*(_TINY_RUNS * (tiny,)), tuple(Trial(1, 1, size) for size in sizes))
+        trials = (*(runs * (tiny,)), tuple(Trial(1, 1, size) for size in sizes))
         repeats = max(self._repeats[flow] for flow in flows) + 1
         # No faster than alone: what one hands over all at once stands before the others in the queue of their uplink,
         # and its own way behind that may be slow.
         rates = tuple(int(_KEPT * 1e12 / self.beta(flow)) for flow in flows)
         probe = Probe(tuple(flows), trials, repeats, together=True, rates=rates, first=flows[0][clock])
         times = self._prober.run(probe)
-        return float(typical(times[-1, 0, 1:])), float(times[:-1, 0, 1:].min())
+        return float(typical(times[-1, 0, 1:])), float(times[:-1, 0, 1:].min()) if runs else 0.0
 
 
 def _explained(known: Sequence[FoundPort], flows: Sequence[Flow], sizes: Sequence[int], time: float) -> float:
