@@ -38,7 +38,7 @@ TICK_S = 0.1  # between two looks at the other ranks
 START_TICK_S = 0.02  # while MPI starts, at the memory that the rank has mapped: what is made in between stays
 FORKED_S = 2.0  # by then a launcher has started all ranks of a host
 FOR_EVER = math.inf
-ASLEEP_S = 1.0  # between two looks at the clock that are due at once
+ASLEEP_S = 1.0  # between two looks that are due sooner: this process was stopped itself, as all of a suspended job are
 ABORT_S = 5.0  # that a rank may take to end the job through MPI, which can hang
 END_S = 1.0  # from the word to the launcher that the job is ended to the end of its ranks
 INTERRUPT_S = 0.3  # after it has ended another rank, Ctrl-C comes here
@@ -185,7 +185,7 @@ class Guard:
         before = begin
         while not said:
             now = time.monotonic()
-            if now - before > ASLEEP_S:  # stopped itself, as all of a suspended job are
+            if now - before > ASLEEP_S:
                 end += now - before
             before, left_s = now, end - now
             wait_s = max(0.0, min(left_s, START_TICK_S if starting else TICK_S))

@@ -96,9 +96,8 @@ class SharedMemory:
     def place(self, array: Array) -> Place | None:
         """Where a contiguous array lies; None when it is not in a piece of this rank."""
         first = address(array)
-        for fd, (begin, end, token) in list(
-            self._pieces.items()
-        ):  # a collector may drop one meanwhile, in any thread
+        # A collector may drop one meanwhile, in any thread.
+        for fd, (begin, end, token) in list(self._pieces.items()):
             if begin <= first and first + array.nbytes <= end:
                 return Place(os.getpid(), fd, token, first - begin)
         return None

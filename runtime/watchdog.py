@@ -15,13 +15,12 @@ from array import array
 from typing import Any, Protocol
 
 from taccl.runtime import mpi, tcp_counts
-from taccl.runtime.guard import KEY_BYTES, Guard, process_state
+from taccl.runtime.guard import ASLEEP_S, KEY_BYTES, Guard, process_state
 
 TCP_AFTER_S = 0.5  # of a wait, before TCP is asked for bytes, and between two such looks
 FIRST_S = 0.5
 NODE_S, MOST_NODES = 0.1, 10  # between two nodes that know nothing of who does not answer
 SLOW = "if something is only slow, give a longer --deadline"
-ASLEEP_S = 1.0  # between two ticks: this process was stopped itself, as all of a suspended job are
 AWAKE_S = 2.0  # in which those that went to sleep with it wake up, too
 CELLS = 4  # of a rank: its sign of life, whether it waits, its last progress, its process
 
