@@ -4,6 +4,7 @@
     python docs/benchmarks_run.py step                 the first only
     python docs/benchmarks_run.py 4 allgather alltoall  rows of some numbers of ranks and collectives
     python docs/benchmarks_run.py 2 1KB 64KB            and of some sizes
+    python docs/benchmarks_run.py in-place 4 4MB        the same in place, MPI too
 
 Everything that is compared takes turns in one run; a ratio is the median over the turns of the time of a turn's slowest
 rank, divided by that of MPI in the same turn.
@@ -21,7 +22,8 @@ from pathlib import Path
 import numpy as np
 
 from taccl.runtime import mpi
-from taccl.runtime.bind import Bound, Buffers, buffer_elements, compile_program
+from taccl.runtime.bind import Bound, compile_program
+from taccl.runtime.check import allocate
 from taccl.runtime.dtypes import DTYPES
 from taccl.runtime.host_transport import host_transport
 from taccl.runtime.job import Job, Neighbours
@@ -36,6 +38,7 @@ from taccl.synth.program import Program, RankProgram, Step, Threadblock
 
 RANKS = (2, 4, 8)
 SIZES = {"1 KB": 2**10, "64 KB": 2**16, "1 MB": 2**20, "16 MB": 2**24, "64 MB": 2**26}
+MORE_SIZES = {"256 KB": 2**18, "4 MB": 2**22, "8 MB": 2**23, "32 MB": 2**25}  # where they are asked for
 ENGINES = {
     "allgather": ("direct", "ring", "recursive-doubling"),
     "allreduce": ("one-shot-pairs", "one-shot-doubling", "direct", "ring", "recursive-doubling"),
@@ -68,14 +71,16 @@ def transport(job: Job, how: str, compiled, near: Neighbours, chunk_bytes: int):
     return host_transport(job, compiled, chunk_bytes, near, "shm")
 
 
-def bound(job: Job, how: str, program: Program, collective, shape: Layout, near: Neighbours) -> Bound:
+def bound(
+    job: Job, how: str, program: Program, collective, shape: Layout, near: Neighbours, inplace: bool = False
+) -> Bound:
     """A program on fresh float32 buffers: "mpi", "private" or "shared"."""
-    compiled = compile_program(program, collective, False, [job.rank])
+    compiled = compile_program(program, collective, inplace, [job.rank])
     way, inside = transport(job, how, compiled, near, shape.chunk_elements * 4)
-    lengths = buffer_elements(collective, shape, job.rank)
     make = job.memory.empty if how == "shared" else np.empty
-    buffers = Buffers(make(lengths[0], np.float32), make(lengths[1], np.float32))
-    buffers.input[:], buffers.output[:] = 1, 0
+    buffers = allocate(collective, shape, job.rank, DTYPES["float32"], inplace, make).buffers
+    buffers.output[:] = 0
+    buffers.input[:] = 1
     op = "sum" if collective.combining else None
     made = Bound(compiled, job.rank, shape, buffers, DTYPES["float32"], op, way, np, inside)
     job.connect(made)
@@ -131,22 +136,22 @@ def step(job: Job) -> dict[str, float]:
     return found
 
 
-def rows(job: Job, sizes: str, files: list[str]):
+def rows(job: Job, sizes: str, inplace: bool, files: list[str]):
     """For each size: us of MPI, and for private and shared buffers the quickest program and its ratio."""
     near = job.share_memory()
     programs = {path: read_xml(Path(path).read_text(), path) for path in files}
-    for label, size in ((label, SIZES[label]) for label in sizes.split(",")):
+    for label, size in ((label, (SIZES | MORE_SIZES)[label]) for label in sizes.split(",")):
         found: dict[str, object] = {"size": label}
         for how in ("private", "shared"):
             made = {}
             for path, program in programs.items():
                 collective = collective_of(program, trace(program))
                 shape = layout(collective, size // 4)
-                made[Path(path).stem] = bound(job, how, program, collective, shape, near)
+                made[Path(path).stem] = bound(job, how, program, collective, shape, near, inplace)
             own = next(iter(made.values())).user
             op = "sum" if collective.combining else None
             reference = Reference(
-                job.MPI, job.control, collective, shape, own, DTYPES["float32"], op, False
+                job.MPI, job.control, collective, shape, own, DTYPES["float32"], op, inplace
             ).call
             runs = [reference, *(lambda b=b: job.run(b) for b in made.values())]
             with np.errstate(all="ignore"):
@@ -164,8 +169,8 @@ def rows(job: Job, sizes: str, files: list[str]):
 
 def worker(arguments: list[str]) -> None:
     with Job(120.0) as job:
-        what, *files = arguments
-        for found in [step(job)] if what == "step" else rows(job, what, files):
+        what, *more = arguments
+        for found in [step(job)] if what == "step" else rows(job, what, more[0] == "in-place", more[1:]):
             if job.rank == 0:
                 print(json.dumps(found), flush=True)
 
@@ -202,7 +207,8 @@ def main(arguments: list[str]) -> None:
         return
     counts = [int(one) for one in arguments if one.isdigit()] or RANKS
     names = [one for one in arguments if one in ENGINES] or list(ENGINES)
-    sizes = ",".join([one for one in SIZES if one.replace(" ", "") in arguments] or SIZES)
+    asked = [one for one in SIZES | MORE_SIZES if one.replace(" ", "") in arguments]
+    sizes, where = ",".join(asked or SIZES), "in-place" if "in-place" in arguments else "out-of-place"
     print(
         "| ranks | collective | size | MPI (us) | private buffers | program | shared buffers | program | turns |"
     )
@@ -211,7 +217,7 @@ def main(arguments: list[str]) -> None:
         for ranks in counts:
             for name in names:
                 files = [path for engine in ENGINES[name] if (path := make(folder, ranks, name, engine))]
-                for row in launch(ranks, sizes, *files):
+                for row in launch(ranks, sizes, where, *files):
                     cells = [f"{row[how][1]:.2f} | {row[how][0]}" for how in ("private", "shared")]
                     print(
                         f"| {ranks} | {name} | {row['size']} | {row['mpi']:.1f} | {' | '.join(cells)} | "

@@ -198,12 +198,15 @@ class _Compiler:
             add("reduce", result, src, slot)
             if step.kind != "rrc":
                 add("send", None, result)
-        elif step.kind == "cpy":
+        elif step.kind == "cpy" and self.hazards.cells(dst) != self.hazards.cells(
+            src
+        ):  # in place one may be the other
             add("copy", dst, src)
         elif step.kind == "re":
             add("reduce", dst, dst, src)
         made = len(self.operations) - 1
-        self.through[tb_index, number] = {made} if made >= first else set(self.awaited[tb_index])
+        wrote = self.hazards.before(None, src) if step.kind == "cpy" else set()
+        self.through[tb_index, number] = {made} if made >= first else self.awaited[tb_index] | wrote
 
     def _needs(self, before: set[int], first: dict[tuple[int, int], int]) -> dict[tuple[int, int], int]:
         """What operations need together, and the first beside it."""

@@ -1,5 +1,7 @@
 """Programs executed in one process, against numpy."""
 
+from dataclasses import replace
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -76,7 +78,7 @@ def test_any_size_and_shape(name, ranks, partition, elements, dtype, op, direct)
     partition=st.integers(1, 3),
     elements=st.integers(0, 5000),
     op=st.sampled_from(OPS),
-    which=st.sampled_from(["allgather", "allreduce", "exchange"]),
+    which=st.sampled_from(["allgather", "allreduce", "exchange", "either place"]),
     direct=st.booleans(),
 )
 def test_in_place(ranks, partition, elements, op, which, direct):
@@ -84,8 +86,16 @@ def test_in_place(ranks, partition, elements, op, which, direct):
         "allgather": lambda: programs.ring_allgather(ranks, partition, inplace=True),
         "allreduce": lambda: programs.ring_allreduce(ranks, partition),
         "exchange": lambda: programs.inplace_exchange(ranks),
+        "either place": lambda: replace(programs.ring_allgather(ranks, partition), inplace=True),
     }[which]()
     assert_right(checked(program, elements, DTYPES["int32"], op, inplace=True, direct=direct))
+
+
+def test_what_lies_in_its_place_is_not_copied_there():
+    program = replace(programs.ring_allgather(3, 2), inplace=True)
+    for inplace, expected in ((False, 1), (True, 0)):
+        plans = compile_all(program, inplace).plans.values()
+        assert [sum(op.kind == "copy" for op in plan.operations) for plan in plans] == [expected] * 3
 
 
 @settings(max_examples=30, deadline=None)
