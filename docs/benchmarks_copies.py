@@ -21,6 +21,7 @@ from taccl.runtime.process_memory import address, reader
 
 RANKS, TURNS, PAGE = 2, 100, 4096
 COPIED, READ, GATHERED = 32 * 2**20, 2**20, (2**24, 2**26)
+SHARED = 256 * 2**10
 
 
 def pages(nbytes: int) -> np.ndarray:
@@ -42,21 +43,26 @@ def worker() -> None:
         source[:], target[:] = 1, 0
         runs = [copying(target, source, past) for past in (False, True)]
         rows = [("copy, 32 MB in shared memory", COPIED), ("copy past the caches, 32 MB", COPIED)]
-        mine, into = pages(READ), pages(READ)
-        told = np.array([os.getpid(), address(mine)], np.int64)
+        mine, into, small = pages(READ), pages(READ), pages(SHARED)[:SHARED]
+        told = np.array([os.getpid(), address(mine), address(small)], np.int64)
         everyone = job.gather_bytes(told.view(np.uint8), "the places").view(np.int64)
-        process, place = everyone[1 - job.rank].tolist()
+        process, place, its_small = everyone[1 - job.rank].tolist()
         for behind in (0, 16):
             with mock.patch.object(native, "library", return_value=None):  # the kernel's copy as it is
                 runs.append(reader(1 - job.rank, process, place, into[behind : behind + READ]))
             rows.append((f"kernel's read of 1 MB, {behind} bytes behind", READ))
         runs.append(reader(1 - job.rank, process, place, into[16 : 16 + READ]))
         rows.append(("taccl's read of 1 MB, 16 bytes behind", READ))
+        for past, words in ((False, "copy"), (True, "copy past the caches")):
+            runs.append(reader(1 - job.rank, process, its_small, into[:SHARED]))
+            runs.append(copying(small, source[:SHARED], past))
+            rows += [("", 0), (f"{words}, 256 KB that the other rank has read", SHARED)]
         taken = np.median(turns(job, runs, TURNS), 0)
         if job.rank == 0:
             print("| two ranks at the same time | GB/s |\n| --- | --- |")
             for (words, nbytes), us in zip(rows, taken, strict=True):
-                print(f"| {words} | {nbytes / us / 1e3:.1f} |")
+                if words:
+                    print(f"| {words} | {nbytes / us / 1e3:.1f} |")
             print(
                 "\n| allgather of 2 ranks | MPI (us) | copies alone (us) | ratio |\n| --- | --- | --- | --- |"
             )

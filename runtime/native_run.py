@@ -62,7 +62,9 @@ class State(ctypes.Structure):
         ("outstanding", ctypes.c_void_p),
         *((name, ctypes.c_int64) for name in ("count", "firsts", "left", "readies", "started")),
         ("run", ctypes.c_void_p),
-        *((name, ctypes.c_int64) for name in ("epoch", "stream", "marks", "polls", "spins", "yields")),
+        *((name, ctypes.c_int64) for name in ("epoch", "stream", "marks", "tries", "runs", "copying_ns")),
+        ("taken_ns", ctypes.c_int64 * 2),
+        *((name, ctypes.c_int64) for name in ("polls", "spins", "yields")),
         ("asked", ctypes.c_int64),
     )
 
@@ -116,12 +118,15 @@ class NativeRun:
         self._lists = np.zeros((2, len(operations) + 1), np.int64)
         told = next(iter(self._told.values()))
         self._epoch = told.epoch
-        stream = past_caches(int(table["bytes"].sum()), told.ranks)
+        moved = int(table["bytes"].sum())
+        stream = past_caches(
+            moved, told.ranks
+        )  # at first, where both ways are timed (choose() in executor.c)
         self._state = State(
             operations=address(table), followers=address(self._followers), first=address(self._begin),
             ready=address(self._lists[0]), outstanding=address(self._lists[1]), count=len(operations),
             firsts=len(begin), run=address(np.asarray(self._epoch)), epoch=self._epoch[0], stream=stream,
-            marks=marks is not None,
+            marks=marks is not None, tries=not past_caches(moved // 4, told.ranks),
         )  # fmt: skip
         self._place = ctypes.byref(self._state)
         self._asked = (0, 0, False)

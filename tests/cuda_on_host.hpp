@@ -19,6 +19,8 @@ static const size_t STACK_BYTES = 64 << 10;
 
 struct Barrier { unsigned arrived, round; };
 static Barrier block_barrier, warp_barrier[FIBRES / 32];
+static Barrier* waits_at[FIBRES];
+static unsigned waits_in[FIBRES];  // which round
 static unsigned threads;
 static ucontext_t scheduler, starts[FIBRES];
 static jmp_buf back, places[FIBRES];
@@ -37,7 +39,9 @@ static void wait_at(Barrier& barrier, unsigned expected) {
         barrier.round++;
         return;
     }
-    while (*(volatile unsigned*)&barrier.round == round) pause_thread();
+    waits_at[threadIdx.x] = &barrier;
+    waits_in[threadIdx.x] = round;
+    pause_thread();  // nothing resumes it before that round is over
 }
 
 static void __syncthreads() { wait_at(block_barrier, threads); }
@@ -110,6 +114,7 @@ extern "C" void launch(Kernel kernel, unsigned blocks, unsigned block_threads, u
             for (next = 0; next < threads; next = next + 1) {
                 if (ended[next]) continue;
                 left = left + 1;
+                if (started[next] && waits_at[next]->round == waits_in[next]) continue;
                 threadIdx.x = next;
                 if (_setjmp(back)) continue;
                 if (started[next]) _longjmp(places[next], 1);

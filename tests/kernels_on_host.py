@@ -22,7 +22,7 @@ def compile_kernels(folder: Path) -> Path:
         "".join(f'#include "{path}"\n' for path in [ROOT / "tests" / "cuda_on_host.hpp", *SOURCES])
     )
     done = subprocess.run(
-        [compiler(), "-std=c++17", "-O1", "-ffp-contract=off", "-U_FORTIFY_SOURCE", "-shared", "-fPIC", "-w",
+        [compiler(), "-std=c++17", "-O2", "-ffp-contract=off", "-U_FORTIFY_SOURCE", "-shared", "-fPIC", "-w",
          "-fno-strict-aliasing", "-o", str(library), str(unit)],
         capture_output=True, text=True, timeout=240,
     )  # fmt: skip

@@ -22,7 +22,7 @@ from taccl.synth.cost import FS_PER_US
 COLLECTIVES = (
     "allgather", "alltoall", "broadcast", "reducescatter", "allreduce", "reduce", "gather", "scatter", "sendrecv",
 )  # fmt: skip
-INSTANCES = 40
+INSTANCES = 28
 MAX_STATES = 6000
 MANY_CHUNKS = ("alltoall", "reducescatter")  # searched with fewer ranks, or no search would end
 

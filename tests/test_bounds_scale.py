@@ -23,7 +23,7 @@ from taccl.synth.cost import FS_PER_US, costs
 from taccl.synth.engines import BASELINES
 from taccl.synth.schedule import completion_fs, time_by_priority
 
-INSTANCES = 25
+INSTANCES = 18
 MAX_STATES = 6000
 
 

@@ -62,7 +62,7 @@ def read_or_refuse(text: str) -> None:
 
 
 @given(st.sampled_from(SEEDS), st.data())
-@settings(deadline=None, max_examples=250)
+@settings(deadline=None, max_examples=100)
 def test_a_piece_replaced(seed: str, data: Any) -> None:
     start = data.draw(st.integers(0, len(seed)))
     end = min(len(seed), start + data.draw(st.integers(0, 12)))
@@ -70,7 +70,7 @@ def test_a_piece_replaced(seed: str, data: Any) -> None:
 
 
 @given(st.sampled_from(SEEDS), st.data())
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=100)
 def test_lines_dropped_doubled_and_swapped(seed: str, data: Any) -> None:
     lines = seed.splitlines(keepends=True)
     for _ in range(data.draw(st.integers(1, 4))):

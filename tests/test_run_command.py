@@ -173,42 +173,42 @@ def test_wrong_data_fails_with_code_1_on_every_rank(saved):
 @pytest.mark.parametrize(
     ("ranks", "arguments", "code", "words"),
     [
-        (2, ("GOOD",), 2, "is a program for 4 ranks and this job has 2; start it with: mpiexec -n 4"),
-        (4, ("GOOD", "-d", "float8"), 2, "unknown data type 'float8'"),
-        (4, ("GOOD", "-o", "xor"), 2, "unknown reduction 'xor'"),
-        (4, ("GOOD", "-o", "sum"), 2, "--op sum: allgather copies data"),
-        (4, ("GOOD", "-r", "7"), 2, "the ranks of"),
-        (4, ("GOOD", "-r", "2"), 2, "is a program for allgather, which has no root"),
-        (4, ("STEP",), 3, "step.xml:"),
-        (4, ("GOOD", "--in-place"), 2, "does not claim to work in place"),
-        (4, ("GOOD", "-b", "2M", "-e", "1M"), 2, "-b 2097152 is larger than -e 1048576"),
-        (4, ("GOOD", "-b", "0"), 2, "-b 0: sizes and steps must be at least one byte"),
-        (4, ("GOOD", "-i", "0"), 2, "-i 0: sizes and steps must be at least one byte"),
-        (4, ("GOOD", "-b", "lots"), 2, "'lots' is not a size"),
-        (4, ("GOOD", "--calibrate"), 2, "give --profile, or a native file"),
-        (4, ("GOOD", "-n", "0"), 2, "Invalid value for '-n'"),
-        (4, ("GOOD", "--transport", "staged-mpi"), 2, "give --device cuda"),
-        (4, ("GOOD", "--transport", "mpi", "--buffers", "shared"), 2, "host memory of the transport shm"),
-        (4, ("GOOD", "--json", "/dev/null/x.json"), 2, "/dev/null is no directory"),
-        (4, ("GOOD", "--json", "/dev"), 2, "/dev is a directory; name a file in it"),
-        (4, ("GOOD", "--bogus"), 2, "No such option '--bogus'"),
-        (4, ("MISSING",), 3, "No such file"),
-        (4, ("BROKEN",), 3, ""),
-        (4, ("PIPE",), 3, "pipe.xml: error[R100]: a pipe, which only one rank could read"),
-        (4, ("GOOD", "--profile", "PIPE"), 3, "a pipe, which only one rank could read"),
-        (4, ("GOOD", "-b", "64G", "-e", "900G"), 6, "use a smaller -e"),
+        (3, ("GOOD",), 2, "is a program for 2 ranks and this job has 3; start it with: mpiexec -n 2"),
+        (2, ("GOOD", "-d", "float8"), 2, "unknown data type 'float8'"),
+        (2, ("GOOD", "-o", "xor"), 2, "unknown reduction 'xor'"),
+        (2, ("GOOD", "-o", "sum"), 2, "--op sum: allgather copies data"),
+        (2, ("GOOD", "-r", "7"), 2, "the ranks of"),
+        (2, ("GOOD", "-r", "1"), 2, "is a program for allgather, which has no root"),
+        (2, ("STEP",), 3, "step.xml:"),
+        (2, ("GOOD", "--in-place"), 2, "does not claim to work in place"),
+        (2, ("GOOD", "-b", "2M", "-e", "1M"), 2, "-b 2097152 is larger than -e 1048576"),
+        (2, ("GOOD", "-b", "0"), 2, "-b 0: sizes and steps must be at least one byte"),
+        (2, ("GOOD", "-i", "0"), 2, "-i 0: sizes and steps must be at least one byte"),
+        (2, ("GOOD", "-b", "lots"), 2, "'lots' is not a size"),
+        (2, ("GOOD", "--calibrate"), 2, "give --profile, or a native file"),
+        (2, ("GOOD", "-n", "0"), 2, "Invalid value for '-n'"),
+        (2, ("GOOD", "--transport", "staged-mpi"), 2, "give --device cuda"),
+        (2, ("GOOD", "--transport", "mpi", "--buffers", "shared"), 2, "host memory of the transport shm"),
+        (2, ("GOOD", "--json", "/dev/null/x.json"), 2, "/dev/null is no directory"),
+        (2, ("GOOD", "--json", "/dev"), 2, "/dev is a directory; name a file in it"),
+        (2, ("GOOD", "--bogus"), 2, "No such option '--bogus'"),
+        (2, ("MISSING",), 3, "No such file"),
+        (2, ("BROKEN",), 3, ""),
+        (2, ("PIPE",), 3, "pipe.xml: error[R100]: a pipe, which only one rank could read"),
+        (2, ("GOOD", "--profile", "PIPE"), 3, "a pipe, which only one rank could read"),
+        (2, ("GOOD", "-b", "64G", "-e", "900G"), 6, "use a smaller -e"),
     ],
 )
 def test_bad_requests_are_said_once_with_the_documented_code(saved, tmp_path, ranks, arguments, code, words):
     broken = tmp_path / "broken.xml"
     broken.write_text("<algo name='x'><gpu")
     step = tmp_path / "step.xml"  # one of its steps waits for one that is not there
-    good = Path(saved(programs.ring_allgather(4))).read_text()
+    good = Path(saved(programs.ring_allgather(2))).read_text()
     step.write_text(good.replace('depid="-1" deps="-1"', 'depid="0" deps="99"', 1))
     pipe = tmp_path / "pipe.xml"
     os.mkfifo(pipe)
     names = {
-        "GOOD": saved(programs.ring_allgather(4)), "MISSING": str(tmp_path / "no.xml"), "BROKEN": str(broken),
+        "GOOD": saved(programs.ring_allgather(2)), "MISSING": str(tmp_path / "no.xml"), "BROKEN": str(broken),
         "STEP": str(step), "PIPE": str(pipe),
     }  # fmt: skip
     ended = taccl(ranks, "run", *(names.get(a, a) for a in arguments))
