@@ -51,6 +51,17 @@ STARTED = 1
 SUMS = ("float32", "float64", "int32", "int64", "uint8")
 
 
+class Way(ctypes.Structure):
+    """As `struct way` in executor.c."""
+
+    _fields_ = (
+        ("past", ctypes.c_int64),
+        ("tries", ctypes.c_int64),
+        ("now_ns", ctypes.c_int64),
+        ("taken_ns", ctypes.c_int64 * 2),
+    )
+
+
 class State(ctypes.Structure):
     """As `struct state` in executor.c."""
 
@@ -62,9 +73,9 @@ class State(ctypes.Structure):
         ("outstanding", ctypes.c_void_p),
         *((name, ctypes.c_int64) for name in ("count", "firsts", "left", "readies", "started")),
         ("run", ctypes.c_void_p),
-        *((name, ctypes.c_int64) for name in ("epoch", "stream", "marks", "tries", "runs", "copying_ns")),
-        ("taken_ns", ctypes.c_int64 * 2),
-        *((name, ctypes.c_int64) for name in ("polls", "spins", "yields")),
+        *((name, ctypes.c_int64) for name in ("epoch", "marks")),
+        *((name, Way) for name in ("copies", "reads")),
+        *((name, ctypes.c_int64) for name in ("runs", "polls", "spins", "yields")),
         ("asked", ctypes.c_int64),
     )
 
@@ -119,14 +130,13 @@ class NativeRun:
         told = next(iter(self._told.values()))
         self._epoch = told.epoch
         moved = int(table["bytes"].sum())
-        stream = past_caches(
-            moved, told.ranks
-        )  # at first, where both ways are timed (choose() in executor.c)
+        # A first guess, where both ways are timed (executor.c).
+        copies = Way(past=past_caches(moved, told.ranks), tries=not past_caches(moved // 4, told.ranks))
         self._state = State(
             operations=address(table), followers=address(self._followers), first=address(self._begin),
             ready=address(self._lists[0]), outstanding=address(self._lists[1]), count=len(operations),
-            firsts=len(begin), run=address(np.asarray(self._epoch)), epoch=self._epoch[0], stream=stream,
-            marks=marks is not None, tries=not past_caches(moved // 4, told.ranks),
+            firsts=len(begin), run=address(np.asarray(self._epoch)), epoch=self._epoch[0], copies=copies,
+            marks=marks is not None, reads=Way(tries=True),
         )  # fmt: skip
         self._place = ctypes.byref(self._state)
         self._asked = (0, 0, False)

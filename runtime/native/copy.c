@@ -20,7 +20,7 @@
 #define VECTORS 1
 #endif
 
-enum { SHORT = 2048, STREAMED = 32 * 1024, PAGE = 4096, BUFFER = 256 * 1024, LINE = 64 };
+enum { SHORT = 2048, PAGE = 4096, BUFFER = 64 * 1024, LINE = 64 };
 
 /* Of a call; the kernel reads at most 2 GiB less a page. */
 static const size_t MOST = (size_t)1 << 30;
@@ -91,17 +91,17 @@ int taccl_read(pid_t process, void *to, uintptr_t from, size_t bytes, int stream
 {
     static _Thread_local char buffer[BUFFER + PAGE];
     size_t behind = ((uintptr_t)to - from) & (PAGE - 1);
-    int slow = behind > 0 && behind < LINE;
+    int in_parts = stream || (behind > 0 && behind < LINE);
     char *between = buffer + ((from - (uintptr_t)buffer) & (PAGE - 1));
     for (size_t at = 0; at < bytes;) {
-        size_t part = bytes - at, most = slow ? BUFFER : MOST;
+        size_t part = bytes - at, most = in_parts ? BUFFER : MOST;
         if (part > most)
             part = most;
         char *target = (char *)to + at;
-        int why = read_part(process, slow ? between : target, from + at, part);
+        int why = read_part(process, in_parts ? between : target, from + at, part);
         if (why)
             return why;
-        if (slow)
+        if (in_parts)
             taccl_copy(target, between, part, stream);
         at += part;
     }

@@ -21,7 +21,7 @@ enum work { NOTHING, MOVE, READ };          /* of a message that has arrived */
 enum code { DONE, IDLE, ASK };              /* what a caller is told */
 enum phase { LATER, STARTED, FINISHED };
 enum { LOOKS = 40 };                        /* a microsecond */
-enum { TRIES = 5, ANEW = 64, SHORTEST = 32 * 1024 }; /* runs, runs, bytes */
+enum { TRIES = 5, ANEW = 64 };              /* runs */
 
 /* As OPERATION in runtime/native_run.py. Pairs: in runs of an even and of an odd number. Addresses; 0: none. */
 struct operation {
@@ -36,6 +36,12 @@ struct operation {
     int64_t missing, phase, when_ns;        /* in a run */
 };
 
+/* As Way in runtime/native_run.py: how to copy, past the caches or not, and the time in this run, and in one each way. */
+struct way {
+    int64_t past, tries;                    /* tries: whether both ways are timed */
+    int64_t now_ns, taken_ns[2];
+};
+
 /* As State in runtime/native_run.py. */
 struct state {
     struct operation *operations;
@@ -43,9 +49,9 @@ struct state {
     int64_t *ready, *outstanding;
     int64_t count, firsts, left, readies, started;
     const int64_t *run;                     /* its number */
-    int64_t epoch, stream, marks;
-    int64_t tries, runs;                    /* whether both ways to copy are timed; runs begun */
-    int64_t copying_ns, taken_ns[2];        /* in this run; in one run through the caches, and past them */
+    int64_t epoch, marks;
+    struct way copies, reads;               /* of own memory and of what is shared; of the kernel's between processes */
+    int64_t runs;                           /* begun */
     int64_t polls, spins, yields;
     int64_t asked;                          /* of ASK: the operation */
 };
@@ -109,35 +115,42 @@ static int64_t now_ns(void)
     return now.tv_sec * INT64_C(1000000000) + now.tv_nsec;
 }
 
-static void move(struct state *s, const struct operation *op)
+/* Copy, or read from a process, and note the time. 0, or why it failed. */
+static int timed(struct way *way, pid_t process, int64_t to, int64_t from, int64_t bytes)
 {
-    int turn = (int)(s->epoch & 1), timed = s->tries && op->bytes >= SHORTEST;
-    int64_t begun = timed ? now_ns() : 0;
-    taccl_copy((void *)(intptr_t)op->to[turn], (const void *)(intptr_t)op->from[turn], (size_t)op->bytes,
-               (int)s->stream);
-    if (timed)
-        s->copying_ns += now_ns() - begun;
+    int watched = way->tries && bytes >= STREAMED, failed = 0;
+    int64_t begun = watched ? now_ns() : 0;
+    if (process)
+        failed = taccl_read(process, (void *)(intptr_t)to, (uintptr_t)from, (size_t)bytes, (int)way->past);
+    else
+        taccl_copy((void *)(intptr_t)to, (const void *)(intptr_t)from, (size_t)bytes, (int)way->past);
+    if (watched)
+        way->now_ns += now_ns() - begun;
+    return failed;
 }
 
-/* How to copy in the next run. Lines that another core has in its caches cost a store much more than one that goes past
- * the caches where the cores share none, and less where they do; which lines those are depends on what the program's
+static void move(struct state *s, const struct operation *op)
+{
+    int turn = (int)(s->epoch & 1);
+    timed(&s->copies, 0, op->to[turn], op->from[turn], op->bytes);
+}
+
+/* How to copy in the next run. Where cores share no cache, a store to a line that another core has in its own costs much
+ * more than one that goes past the caches, and less where they do; which lines those are depends on what the program's
  * callers do as well. So both ways take their turn in the first runs, the one not taken again now and then. The first run
  * meets memory that nobody has touched. What took long once may have been interrupted, so times grow slowly. */
-static void choose(struct state *s)
+static void choose(struct way *way, int64_t runs)
 {
-    int64_t *taken = &s->taken_ns[s->stream], found = s->copying_ns;
-    if (s->runs > 1 && found) {
-        int64_t most = *taken + *taken / 4;
+    int64_t *taken = &way->taken_ns[way->past], found = way->now_ns, most = *taken + *taken / 4;
+    way->now_ns = 0;
+    if (!way->tries || !runs || !found)
+        return;
+    if (runs > 1)
         *taken = !*taken || found < most ? found : most;
-    }
-    s->copying_ns = 0;
-    if (s->runs == 1)
-        s->tries = found > 0;
-    else if (s->runs && s->runs < TRIES)
-        s->stream = !s->stream;
-    else if (s->runs)
-        s->stream = (s->taken_ns[1] < s->taken_ns[0]) ^ (s->runs % ANEW == 0);
-    s->runs++;
+    if (runs > 1 && runs < TRIES)
+        way->past = !way->past;
+    else if (runs >= TRIES)
+        way->past = (way->taken_ns[1] < way->taken_ns[0]) ^ (runs % ANEW == 0);
 }
 
 static void finish(struct state *s, struct operation *op)
@@ -174,8 +187,7 @@ static int arrive(struct state *s, int64_t number)
     if (op->how == MOVE) {
         move(s, op);
     } else if (op->how == READ) {
-        if (taccl_read((pid_t)op->process, (void *)(intptr_t)op->to[0], (uintptr_t)op->from[0], (size_t)op->bytes,
-                       (int)s->stream)) {
+        if (timed(&s->reads, (pid_t)op->process, op->to[0], op->from[0], op->bytes)) {
             s->asked = number; /* there errors have words */
             return 1;
         }
@@ -224,8 +236,8 @@ static int begin(struct state *s, int64_t number)
 
 static void start(struct state *s, int64_t epoch)
 {
-    if (s->tries)
-        choose(s);
+    choose(&s->copies, s->runs);
+    choose(&s->reads, s->runs++);
     s->epoch = epoch;
     s->left = s->count;
     s->readies = s->started = 0;

@@ -3,5 +3,5 @@
 
 int taccl_version(void)
 {
-    return 6;
+    return 7;
 }
