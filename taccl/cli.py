@@ -17,7 +17,7 @@ from typing import Any
 import click
 
 from taccl import __version__, streams
-from taccl.entry import speaks
+from taccl.entry import just_interrupted, speaks
 from taccl.errors import NO_ROOM, TacclError
 
 # Command -> (module in taccl.commands, one line of help). The help stands here so that `taccl --help` imports
@@ -120,7 +120,9 @@ class LazyGroup(click.Group):
         except KeyboardInterrupt:
             raise interrupted() from None
         except Exception as error:
-            if isinstance(error.__cause__, KeyboardInterrupt):  # in a class statement, before Python 3.12
+            in_its_place = just_interrupted() and not isinstance(error, TacclError)
+            # The cause, in a class statement before Python 3.12.
+            if in_its_place or isinstance(error.__cause__, KeyboardInterrupt):
                 raise interrupted() from None
             raise click.exceptions.Exit(report(error)) from error
 

@@ -76,6 +76,12 @@ def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
 
+def just_interrupted() -> bool:
+    """Whether a Ctrl-C was answered a moment ago. Libraries that drop KeyboardInterrupt raise something else in its
+    place (mpi4py, which then finds no message in its arguments)."""
+    return time.monotonic() - _interrupted < AGAIN_S
+
+
 def voice() -> str:
     """The name of a socket: of the ranks that one launcher has started on a host, that which holds it speaks.
 

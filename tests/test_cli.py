@@ -6,6 +6,7 @@ import errno
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from taccl import __version__, cli
+from taccl import __version__, cli, entry
 from taccl.commands.options import Quantity, Size, write_output
 from taccl.errors import (
     CheckFailed,
@@ -93,6 +94,15 @@ def test_ctrl_c_and_closed_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
     assert run_with(monkeypatch, BrokenPipeError(errno.EPIPE, "Broken pipe")) == (141, "", "")
 
 
+def test_what_a_library_makes_of_ctrl_c_is_no_bug(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(entry, "_interrupted", time.monotonic())
+    for error, code in ((TypeError("expected a message argument"), 130), (UsageError("wrong"), 2)):
+        found, out, err = run_with(monkeypatch, error)
+        assert (found, out) == (code, "") and "internal error" not in err
+    monkeypatch.setattr(entry, "_interrupted", time.monotonic() - 2 * entry.AGAIN_S)
+    assert run_with(monkeypatch, TypeError("expected a message argument"))[0] == 70
+
+
 INTERRUPTED = """
 import os, signal, sys
 class Finder:
@@ -152,6 +162,7 @@ def test_ctrl_c_while_reading_the_command_line(monkeypatch: pytest.MonkeyPatch) 
 
 BETWEEN = """
 import sys
+import time
 from taccl import cli
 def stop(*_):
     raise KeyboardInterrupt
