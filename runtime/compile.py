@@ -198,10 +198,9 @@ class _Compiler:
             add("reduce", result, src, slot)
             if step.kind != "rrc":
                 add("send", None, result)
-        elif step.kind == "cpy" and self.hazards.cells(dst) != self.hazards.cells(
-            src
-        ):  # in place one may be the other
-            add("copy", dst, src)
+        elif step.kind == "cpy":
+            if self.hazards.cells(dst) != self.hazards.cells(src):  # in place one may be the other
+                add("copy", dst, src)
         elif step.kind == "re":
             add("reduce", dst, dst, src)
         made = len(self.operations) - 1

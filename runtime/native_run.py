@@ -130,7 +130,7 @@ class NativeRun:
         told = next(iter(self._told.values()))
         self._epoch = told.epoch
         moved = int(table["bytes"].sum())
-        # A first guess, where both ways are timed (executor.c).
+        # A first guess, where both ways are timed (executor.c): what is read and written is less than twice the caches.
         copies = Way(past=past_caches(moved, told.ranks), tries=not past_caches(moved // 4, told.ranks))
         self._state = State(
             operations=address(table), followers=address(self._followers), first=address(self._begin),

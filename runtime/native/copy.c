@@ -2,7 +2,8 @@
  *
  * A store fetches the cache line that it overwrites, unless it goes past the caches. Where a collective moves half of what
  * the last-level cache holds or more, little of what is written is read again before it is evicted, and stores past the
- * caches leave that much of the memory's bandwidth to others.
+ * caches leave that much of the memory's bandwidth to others. Where cores share no cache they are quicker for short copies, too
+ * (choose() in executor.c).
  *
  * The kernel's copy between processes runs at a fifth to a half of its speed on AMD processors (seen on Zen 3) where the
  * target lies 1 to 63 bytes behind the source within its page, most likely because `rep movsb` takes them for overlapping.
