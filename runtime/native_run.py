@@ -16,7 +16,7 @@ import numpy as np
 
 from taccl.runtime import native
 from taccl.runtime.actions import Action, Actions
-from taccl.runtime.copying import overlap, past_caches
+from taccl.runtime.copying import cache_bytes, overlap, past_caches
 from taccl.runtime.plan import Operation, Plan, essential, followers, staged
 from taccl.runtime.process_memory import address
 from taccl.runtime.transport import Message, Native
@@ -131,7 +131,7 @@ class NativeRun:
         self._epoch = told.epoch
         moved = int(table["bytes"].sum())
         # A first guess, where both ways are timed (executor.c): what is read and written is less than twice the caches.
-        copies = Way(past=past_caches(moved, told.ranks), tries=not past_caches(moved // 4, told.ranks))
+        copies = Way(past=past_caches(moved, told.ranks), tries=moved * told.ranks < cache_bytes())
         self._state = State(
             operations=address(table), followers=address(self._followers), first=address(self._begin),
             ready=address(self._lists[0]), outstanding=address(self._lists[1]), count=len(operations),
