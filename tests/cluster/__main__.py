@@ -23,6 +23,9 @@ CANNOT = 77
 
 def main() -> int:
     """The exit code: the program's, 124 when it ran too long, 77 when no cluster can be emulated, 130 interrupted."""
+    os.environ["PATH"] += (
+        f"{os.pathsep}/usr/sbin{os.pathsep}/sbin"  # where `tc` lies, which not every PATH names
+    )
     parser = argparse.ArgumentParser(prog="tests.cluster", description="Emulated clusters on one machine.")
     commands = parser.add_subparsers(dest="command", required=True)
     check = commands.add_parser("check", help="say whether clusters can be emulated here")
