@@ -193,11 +193,8 @@ with Job(20.0) as job:
         add(how, "allreduce", 8 * 300 + 5, "q8", "float32", "avg", "all", feeds=True)
         if how in ("shared", "staged", "pinned", "nccl"):
             add(how, "alltoall", 8 * 531, "q8", "float32", None, "nodes")
-        if how in ("shared", "nccl"):
             add(how, "broadcast", 8 * 300 + 3, "xw", "bfloat16", None, "all", hop=True)
-        if how == "staged":
             add(how, "broadcast", 8 * 300 + 3, "bf16-xw", "float32", None, "nodes")
-        if how == "pinned":
             add(how, "allreduce", 8 * 300 + 3, "xw", "bfloat16", "max", "all")
     if "nccl" in hows:
         RANKS.close(job)

@@ -162,7 +162,6 @@ def test_ctrl_c_while_reading_the_command_line(monkeypatch: pytest.MonkeyPatch) 
 
 BETWEEN = """
 import sys
-import time
 from taccl import cli
 def stop(*_):
     raise KeyboardInterrupt

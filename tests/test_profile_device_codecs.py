@@ -57,13 +57,13 @@ class TestOnTheStandIn:
         ("ranks", "codecs", "way", "settings"),
         [
             (2, "q8,xw,bf16", "CudaIpc", {}),
-            (4, "q8,xw", "CudaIpc", {"CUPY_DOUBLE_DEVICES": "2"}),
-            (2, "q8,xw", "StagedShared", {"CUPY_DOUBLE_IPC": "no"}),
+            (4, "q8,xw,bf16", "CudaIpc", {"CUPY_DOUBLE_DEVICES": "2"}),
+            (2, "q8,xw,bf16", "StagedShared", {"CUPY_DOUBLE_IPC": "no"}),
             (
-                3, "q8,xw", "Nccl",
+                3, "q8,xw,bf16", "Nccl",
                 {"CUPY_DOUBLE_DEVICES": "3", "CUPY_DOUBLE_IPC": "no", "CUPY_DOUBLE_REGISTER": "no"},
             ),
-            (2, "q8,xw", "MpiCuda", {"CUPY_DOUBLE_IPC": "no", "CUPY_DOUBLE_REGISTER": "no"}),
+            (2, "q8,xw,bf16", "MpiCuda", {"CUPY_DOUBLE_IPC": "no", "CUPY_DOUBLE_REGISTER": "no"}),
         ],
     )  # fmt: skip
     def test_codecs_are_put_into_a_profile(

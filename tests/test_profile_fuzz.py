@@ -62,7 +62,7 @@ def read_or_refuse(text: str) -> None:
 
 
 @given(st.sampled_from(SEEDS), st.data())
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=150)
 def test_a_piece_replaced(seed: str, data: Any) -> None:
     start = data.draw(st.integers(0, len(seed)))
     end = min(len(seed), start + data.draw(st.integers(0, 12)))

@@ -32,7 +32,7 @@ def test_the_same_results_and_frames_as_on_the_host(on_double):
     """Every device transport, two nodes, frames of one length and others, sums, error feedback."""
     ended = on_double(WORKER, "shared,mixed,staged,direct,pinned,nccl", CUPY_DOUBLE_DEVICES="4")
     assert ended.code == 0, ended.err
-    assert json.loads(ended.out) == {"cases": 6 * 2 + 4 * 2, "wrong": []}
+    assert json.loads(ended.out) == {"cases": 6 * 2 + 4 * 4, "wrong": []}
 
 
 def test_streams_that_do_not_wait_are_found_out(on_double):
