@@ -180,6 +180,8 @@ class Text:
 
     def accepts(self, node: Node) -> bool:
         """Whether the node has the look of this form (used by Either)."""
+        if node.kind != "scalar":
+            return False
         return isinstance(plain_value(node), str) and (not self.choices or node.text in self.choices)
 
     def read(self, node: Node) -> str | None:

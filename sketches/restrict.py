@@ -1,8 +1,8 @@
 """A sketch on a topology: what is wrong with it there, and the rules that synthesis obeys.
 
 Findings: S201 the number of nodes, S202 a rank, S203 a link, S204 a link kind, S205 a switch, S206 a sender or a
-node group, S207 a relay, S208 ranks that are cut off, S209 a symmetry. What only some collectives could do
-(chunks of a rank that cannot leave, ranks cut off) is a warning, for others can do without.
+node group, S207 a relay, S208 ranks that are cut off, S209 a symmetry, S210 a codec. What only some collectives could
+do (chunks of a rank that cannot leave, ranks cut off) is a warning, for others can do without.
 """
 
 from __future__ import annotations
@@ -86,6 +86,7 @@ class _Resolver:
         allowed = {
             (link.src, link.dst) for index, link in enumerate(self.topology.links) if index not in forbidden
         }
+        self.check_codec()
         generators = generators_of(sketch.symmetry, self.topology, allowed, self.findings)
         options = {"seed": sketch.seed, "workers": sketch.workers}
         return Restrictions(
@@ -95,6 +96,7 @@ class _Resolver:
             partition=sketch.partition,
             extra_hops=sketch.extra_hops,
             codec=sketch.codec,
+            codec_where=sketch.places.get("codec", ""),
             codec_links=self.codec_links(),
             size_bytes=sketch.size_bytes,
             time_limit_s=sketch.time_limit_s,
@@ -104,6 +106,16 @@ class _Resolver:
         )
 
     # Links
+
+    def check_codec(self) -> None:
+        """Warn of a codec that the profile says nothing of: synthesis refuses it, but for XML, which has none."""
+        name, known = self.sketch.codec, sorted({cost.codec for cost in self.topology.codecs})
+        if name not in ("auto", "none", *known):
+            self.warn(
+                self.sketch.places.get("codec", ""), "S210",
+                f"{self.topology.name} has no codec {name!r}; it has {', '.join(known) or 'none'}",
+                did_you_mean(name, known) or f"taccl profile --codecs {name} measures it, if there is such a codec",
+            )  # fmt: skip
 
     def codec_links(self) -> frozenset[int] | None:
         """The links over which messages may be coded."""
@@ -151,12 +163,24 @@ class _Resolver:
             text = "the load inside a node is spread over its links"
             return [Rule("uc-max", intranode.where, text, links=self.every - self.inter)]
         rules = []
-        seen: set[frozenset[int]] = set()
+        seen: dict[frozenset[int], SwitchSet] = {}
         for switch in intranode.switches if intranode.strategy == "switch" else ():
             links = self.switch_links(switch)
-            if switch.policy == "free" or links in seen:  # parallel switches: the same ranks, said again
+            for others, other in seen.items():
+                if links & others and (links != others or switch.policy != other.policy):
+                    self.note(
+                        switch.policy_where or switch.where, "S105",
+                        f"the policy of {'these' if links == others else 'some of these'} links is {other.policy} at "
+                        f"{other.policy_where or other.where}, here {switch.policy}"
+                        if switch.policy != other.policy
+                        else f"some of these links are in the switch at {other.where}, which has others, too",
+                        "let two switches have the same ranks, or none in common",
+                    )  # fmt: skip
+            if links in seen:  # parallel switches: the same ranks, said again
                 continue
-            seen.add(links)
+            seen[links] = switch
+            if switch.policy == "free":
+                continue
             few = "as few" if switch.policy == "uc-min" else "as many"
             what = switch.name or (shown(switch.ranks) if switch.ranks else "each node")
             text = f"{few} links as possible are used through the switch of {what} ({switch.policy})"
@@ -222,18 +246,20 @@ class _Resolver:
         if groups is not None and joined is not None:
             apart = frozenset(index for index in self.inter if self.nodes_of(index) not in joined)
             text = f"nodes exchange within their groups and, between groups, by {groups.pattern}"
-            rules.append(Rule("forbid-links", groups.where, text, links=apart))
+            rules.append(Rule("forbid-links", groups.where, text, links=apart, mirrored=True))
         internode = self.sketch.internode
         if internode is None:
             return rules
-        allowed = self.connected(joined)
+        connected = self.connected()
+        allowed = frozenset(i for i in connected if joined is None or self.nodes_of(i) in joined)
         if internode.connection != "fully-connected":
             if internode.connection == "direct-map":
                 text = "links between nodes run only from a rank to that of its number (direct-map)"
             else:
                 lines = "; ".join(f"{line.sender} -> {shown(line.receivers)}" for line in internode.senders)
                 text = f"links between nodes run only between the local ranks {lines}"
-            rules.append(Rule("forbid-links", internode.where, text, links=self.inter - allowed))
+            apart = self.inter - connected
+            rules.append(Rule("forbid-links", internode.where, text, links=apart, mirrored=True))
         senders = {self.local_of[self.topology.links[index].src] for index in allowed}
         relayed: set[int] = set()
         for relay in internode.relays:
@@ -254,7 +280,7 @@ class _Resolver:
             text = (
                 f"local rank {relay.sender} takes only the chunks of {shown(relay.sources)} out of its node"
             )
-            rules.append(Rule("forbid-routes", relay.where, text, routes=routes))
+            rules.append(Rule("forbid-routes", relay.where, text, routes=routes, mirrored=True))
         if internode.relays and senders <= {relay.sender for relay in internode.relays}:
             left = sorted(set(range(self.largest_node)) - relayed)
             if left:
@@ -273,15 +299,14 @@ class _Resolver:
         link = self.topology.links[index]
         return self.node_of[link.src], self.node_of[link.dst]
 
-    def connected(self, joined: set[tuple[int, int]] | None) -> frozenset[int]:
-        """The links between (joined) nodes that the connection leaves."""
+    def connected(self) -> frozenset[int]:
+        """The links between nodes that the connection leaves."""
         internode = self.sketch.internode
         assert internode is not None
         ends: dict[tuple[int, int], set[int]] = {}
         for index in self.inter:
-            if joined is None or self.nodes_of(index) in joined:
-                link = self.topology.links[index]
-                ends.setdefault((self.local_of[link.src], self.local_of[link.dst]), set()).add(index)
+            link = self.topology.links[index]
+            ends.setdefault((self.local_of[link.src], self.local_of[link.dst]), set()).add(index)
         if internode.connection == "fully-connected":
             return frozenset[int]().union(*ends.values())
         if internode.connection == "direct-map":

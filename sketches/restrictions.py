@@ -1,8 +1,8 @@
 """A sketch resolved on a topology: flat rules over link ids that synthesis turns into a model.
 
 Every rule remembers the place in the sketch that asked for it, so that an infeasible model can be explained
-in the author's own lines. Rules speak of the NON-combining direction; for the reducing phase synthesis
-mirrors them (the rule on u->v then holds for v->u).
+in the author's own lines. What a sketch says of who sends between nodes speaks of the NON-combining direction; for the
+reducing phase synthesis mirrors it (the rule on u->v then holds for v->u). What it says of links holds for both.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ class Rule:
     """
 
     kind: str
-    where: str  # "file:line:column" in the sketch, or "" when derived
+    where: str = field(repr=False)  # "file:line:column" in the sketch, or "" when derived
     text: str  # the rule as one sentence
     links: frozenset[int] = frozenset()
     routes: frozenset[tuple[int, int]] = frozenset()
     limit: int = 0
+    mirrored: bool = False  # when reducing, the rule holds for the links of the other direction
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +39,13 @@ class Restrictions:
 
     rules: tuple[Rule, ...] = ()
     symmetry: tuple[Permutation, ...] | None = None  # generators; None: find them; (): none
-    symmetry_where: str = ""
+    symmetry_where: str = field(default="", repr=False)
     partition: int | None = None  # chunks per natural block; None: synthesis chooses
     extra_hops: int | None = (
         None  # hops beyond a shortest path that a chunk may take; None: synthesis chooses
     )
     codec: str = "auto"  # "auto": a measured lossless one, "none", or a name
+    codec_where: str = field(default="", repr=False)  # file:line:column
     codec_links: frozenset[int] | None = None  # over which messages may be coded; None: all
     size_bytes: int | None = None
     time_limit_s: float | None = None

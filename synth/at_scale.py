@@ -72,6 +72,7 @@ def at_scale(request: Request) -> bool:
         and request.collective in COLLECTIVES
         and request.engine in ENGINES
         and not request.restrictions.rules
+        and request.restrictions.extra_hops is None
         and not request.groups
     )
 
@@ -92,7 +93,10 @@ def synthesise_at_scale(
     began = time.monotonic()
     stop = should_stop or (lambda: False)
     wanted = request.partition or request.restrictions.partition
-    free = _free_bound(request)
+    try:
+        free = _free_bound(request)
+    except ValueError as error:
+        raise Infeasible(f"{topology.name}: {error}") from error
     bound = free
     best: tuple[int, _Answer] | None = None
 

@@ -11,7 +11,7 @@ from taccl.sketches.restrictions import Restrictions
 from taccl.synth.algorithm import Algorithm, Certificate, Message
 from taccl.synth.collective import Collective
 from taccl.synth.cost import LONG_CHUNK, Costs, late_costs
-from taccl.synth.problem import mirror, roots_of
+from taccl.synth.problem import Problem, roots_of, turned
 from taccl.synth.schedule import (
     Transfer,
     Unordered,
@@ -188,15 +188,15 @@ def obeys(
 ) -> bool:
     """Whether a schedule keeps all binding rules of a sketch; engines that know none are judged by this."""
     roots = roots_of(collective)
-    for rule in restrictions.rules:
-        mirrored = mirror(topology, rule.links)
+    reduces = any(m.op != "copy" for m in messages)
+    back = turned(topology, restrictions.rules) if reduces else restrictions.rules
+    for rule, of_sums in zip(restrictions.rules, back, strict=True):
         if rule.kind == "forbid-links":
-            if any(m.link in (rule.links if m.op == "copy" else mirrored) for m in messages):
+            if any(m.link in (rule if m.op == "copy" else of_sums).links for m in messages):
                 return False
         elif rule.kind == "forbid-routes":
-            back = {(rank, e) for rank, link in rule.routes for e in mirror(topology, [link])}
             for m in messages:
-                routes = rule.routes if m.op == "copy" else back
+                routes = (rule if m.op == "copy" else of_sums).routes
                 if any((rank, m.link) in routes for c in m.chunks for rank in roots[c]):
                     return False
         elif rule.kind == "cap":
@@ -206,6 +206,24 @@ def obeys(
         elif rule.kind == "own-first" and not _own_first(rule.links, topology, roots, messages):
             return False
     return True
+
+
+def keeps_to_ways(p: Problem, messages: Sequence[Message]) -> bool:
+    """Whether each chunk goes over links of `Layer.usable` alone, which an author's `extra_hops` narrows."""
+    usable = {layer.kind: layer.usable for layer in p.layers}
+    sets: dict[int, frozenset[int]] = {}  # chunks of one root and target share a tuple
+
+    def may(kind: str, link: int, chunk: int) -> bool:
+        if kind not in usable:  # results that are passed on, where the problem is that of sums alone
+            return True
+        links = usable[kind][chunk]
+        if id(links) not in sets:
+            sets[id(links)] = frozenset(links)
+        return link in sets[id(links)]
+
+    return all(
+        may("spread" if m.op == "copy" else "collect", m.link, chunk) for m in messages for chunk in m.chunks
+    )
 
 
 def _own_first(

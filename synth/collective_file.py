@@ -22,6 +22,7 @@ from taccl.synth.collective import Chunk, Collective
 SCHEMA = "taccl/collective/v1"
 MAX_RANKS = 4096
 MAX_CHUNKS = 1_000_000
+MAX_CELLS = 1 << 24  # chunks of all buffers
 
 _PLACE = Row(
     {
@@ -59,7 +60,7 @@ def collective_schema() -> dict[str, Any]:
 
 
 def read_collective(text: str, file: str) -> Collective:
-    """The collective in a file. Raises InvalidInput with every problem and its place; codes C001..C003."""
+    """The collective in a file. Raises InvalidInput with every problem and its place; codes C001..C004."""
     node = parse(text, file)
     values = COLLECTIVE.read(node)
     node.findings.raise_if_any()
@@ -77,6 +78,11 @@ def read_collective(text: str, file: str) -> Collective:
                     "C003", f"rank {place[0]} offset {place[1]} is also a destination of chunk {taken[place]}"
                 )
         chunks.append(Chunk(sources, destinations))
+    if sum(inputs) + sum(outputs) > MAX_CELLS:
+        node.error(
+            "C004",
+            f"the buffers have {sum(inputs) + sum(outputs)} chunks together; at most {MAX_CELLS} are looked at",
+        )
     node.findings.raise_if_any()
     made = Collective(
         "custom", ranks, tuple(chunks), values.get("combining", False), tuple(inputs), tuple(outputs),

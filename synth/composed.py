@@ -35,6 +35,7 @@ def composed_alone(request: Request) -> bool:
         and request.collective == "alltoallv"
         and request.engine in ENGINES
         and not request.restrictions.rules
+        and request.restrictions.extra_hops is None
         and composes(request.topology, request.collective)
     )
 

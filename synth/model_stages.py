@@ -205,6 +205,8 @@ def _affordable(search: Search, build_s: float) -> bool:
 
 def _may_batch(p: Problem) -> bool:
     """Whether a message of several chunks can be cheaper than several messages."""
+    if p.costs.reduce_alpha_fs and any(layer.kind == "collect" for layer in p.layers):
+        return True
     return any(p.costs.occupancy_fs[e] for layer in p.layers for usable in layer.usable for e in usable)
 
 

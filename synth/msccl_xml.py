@@ -28,7 +28,7 @@ BUFFERS = ("i", "o", "s")
 REDUCE_OPS = ("sum", "prod", "min", "max", "avg", "nop")  # msccl-tools writes redop="nop" for copies
 
 _INT = re.compile(r"[+-]?[0-9]{1,18}")
-_COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
+_PROLOG = re.compile(r"<!--.*?-->|<\?.*?\?>", re.DOTALL)  # either may hold what looks like the other
 _MARKUP = re.compile(r"<!--.*?-->|<!\[CDATA\[.*?\]\]>|<\?.*?\?>|<(?![!?/])", re.DOTALL)
 _DOCTYPE = re.compile(r"<!(DOCTYPE|ENTITY)", re.IGNORECASE)
 
@@ -47,7 +47,7 @@ def read_xml(text: str | bytes, file: str = "<input>") -> Program:
             f"the file is larger than {MAX_FILE_BYTES >> 20} MiB or {MAX_ELEMENTS} elements",
             help="split the program into smaller collectives",
         )])  # fmt: skip
-    doctype = _DOCTYPE.search(_COMMENT.sub(lambda match: "\n" * match.group().count("\n"), decoded))
+    doctype = _DOCTYPE.search(_PROLOG.sub(lambda match: "\n" * match.group().count("\n"), decoded))
     if doctype is not None:
         raise InvalidInput([Diagnostic(
             file, 0, 0, "X003", "a document type or entity declaration is not accepted",

@@ -10,11 +10,16 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from taccl.errors import CheckFailed
 from taccl.synth.collective import GROUPED, NAMES, Chunk, Collective, build, check_groups
 from taccl.synth.json_reader import Place
+from taccl.synth.program_collective import collective_of
 
 MAX_PLACES = 1 << 25  # (rank, offset) pairs of all chunks together
 MAX_LENGTH = 1 << 25  # chunks of a buffer
+MAX_CELLS = 1 << 24  # of all buffers that are listed
+# What their names and numbers say is all that there is to say of them.
+NAMES_ALONE = frozenset(NAMES) - {"custom", "alltoallv", "sendrecv"}
 
 
 def collective_value(collective: Collective) -> dict[str, Any]:
@@ -164,9 +169,27 @@ def _listed(
         root,
         tuple(map(tuple, groups)),
     )
+    cells = (
+        sum(collective.input_chunks)
+        + sum(collective.output_chunks)
+        + sum(map(sum, filter(None, collective.inplace)))
+    )
+    if cells > MAX_CELLS:
+        place.fail(f"the buffers have {cells} chunks together; at most {MAX_CELLS} are looked at")
     try:
         collective.check()
-    except ValueError as error:
+        if name in NAMES_ALONE:
+            teams = groups or [list(range(ranks))]
+            largest = 1 if name in ("alltoall", "gather", "scatter") else max(map(len, teams))
+            count = collective.size_chunks * (sum(map(len, teams)) if name == "alltoall" else len(teams))
+            if len(chunks) != count or 2 * count * largest > MAX_PLACES:
+                place.at("chunks").fail(
+                    f"{len(chunks)} chunks, where {name} has {count}, in at most {MAX_PLACES} places"
+                )
+            known = collective_of(name, ranks, collective.size_chunks, root, groups=groups or None)
+            if set(known.chunks) != set(chunks) or known.combining != collective.combining:
+                place.at("chunks").fail(f"these are not the chunks of {known.title} of {ranks} ranks")
+    except (ValueError, CheckFailed) as error:
         place.fail(str(error))
     return collective
 

@@ -62,6 +62,10 @@ def read_provenance(place: Place) -> dict[str, object]:
     """The provenance at a place. Raises InvalidInput."""
     place.mapping()
     found: dict[str, object] = place.plain()
+    try:
+        json.dumps(found, allow_nan=False)
+    except ValueError:
+        place.fail("a number in it is beyond what a float holds")
     return found
 
 

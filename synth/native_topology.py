@@ -78,7 +78,7 @@ def read_topology_value(place: Place) -> Topology:
         "name", "source", "reduce_alpha_us", "reduce_beta_us_per_mb", "nodes", "ports", "switches", "nics",
         "link_classes", "links", "codecs", "load_us",
     )  # fmt: skip
-    nodes = tuple(_ranks(node, least=0) for node in place.at("nodes").items(1, MAX_RANKS))
+    nodes = tuple(_ranks(node, least=1) for node in place.at("nodes").items(1, MAX_RANKS))
     if sum(map(len, nodes)) > MAX_RANKS:
         place.at("nodes").fail(f"more than {MAX_RANKS} ranks")
     ports = tuple(_port(port) for port in place.at("ports").items(0, MAX_PORTS))

@@ -19,6 +19,9 @@ from taccl.sketches.restrictions import Permutation, Restrictions, Rule
 from taccl.synth.collective import Collective
 from taccl.synth.cost import Costs, costs
 
+# Links a rank, below which ranks are looked at one by one: such graphs may have long ways.
+SPARSE = 8
+
 
 @dataclass(frozen=True, slots=True)
 class Layer:
@@ -96,19 +99,37 @@ def roots_of(collective: Collective) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(sorted(rank for rank, _ in p)) for p in pairs)
 
 
-def mirror(topology: Topology, links: Iterable[int]) -> frozenset[int]:
-    """The links that run the other way; those without an opposite are dropped."""
+def opposites(topology: Topology) -> list[tuple[int, ...]]:
+    """Of each link the ones that run the other way: of parallel ones that at its place, and of the last the rest."""
     of_pair: dict[tuple[int, int], list[int]] = {}
     for index, link in enumerate(topology.links):
         of_pair.setdefault((link.src, link.dst), []).append(index)
-    mirrored = set()
-    for index in links:
-        link = topology.links[index]
-        place = of_pair[link.src, link.dst].index(index)
-        back = of_pair.get((link.dst, link.src), [])
-        if back:
-            mirrored.add(back[min(place, len(back) - 1)])
-    return frozenset(mirrored)
+    found: list[tuple[int, ...]] = [()] * len(topology.links)
+    for (src, dst), members in of_pair.items():
+        back = of_pair.get((dst, src), [])
+        for place, index in enumerate(members):
+            last = place == len(members) - 1
+            found[index] = tuple(
+                back[place:] if last and place < len(back) else back[place : place + 1] or back[-1:]
+            )
+    return found
+
+
+def turned(topology: Topology, rules: Sequence[Rule]) -> tuple[Rule, ...]:
+    """The rules for links that carry sums."""
+    if not any(rule.mirrored for rule in rules):
+        return tuple(rules)
+    back = opposites(topology)
+    return tuple(
+        replace(
+            rule,
+            links=frozenset(image for link in rule.links for image in back[link]),
+            routes=frozenset((rank, image) for rank, link in rule.routes for image in back[link]),
+        )
+        if rule.mirrored
+        else rule
+        for rule in rules
+    )
 
 
 def _layer(topology: Topology, collective: Collective, kind: str, restrictions: Restrictions) -> Layer:
@@ -117,34 +138,38 @@ def _layer(topology: Topology, collective: Collective, kind: str, restrictions: 
     targets = tuple(
         tuple(sorted({rank for rank, _ in side} - set(root))) for side, root in zip(sides, roots, strict=True)
     )
-    every = set(range(len(topology.links)))
-    forbidden: set[int] = set()
-    routes: set[tuple[int, int]] = set()
-    for rule in restrictions.rules:
-        links = rule.links if kind == "spread" else mirror(topology, rule.links)
-        if rule.kind == "forbid-links":
-            forbidden |= links
-        elif rule.kind == "forbid-routes":
-            for rank, link in rule.routes:
-                images = [link] if kind == "spread" else sorted(mirror(topology, [link]))
-                routes |= {(rank, image) for image in images}
-    allowed = sorted(every - forbidden)
-    ends = _ends(topology, allowed, kind)
-    hops = _hops(topology.ranks, ends)
+    rules = restrictions.rules if kind == "spread" else turned(topology, restrictions.rules)
+    forbidden = {link for rule in rules if rule.kind == "forbid-links" for link in rule.links}
+    banned: dict[int, set[int]] = {}  # by rank, for chunks that hang on it
+    for rank, link in (route for rule in rules if rule.kind == "forbid-routes" for route in rule.routes):
+        banned.setdefault(rank, set()).add(link)
+    allowed = [e for e in range(len(topology.links)) if e not in forbidden]
+    last: tuple[frozenset[int], _Ways] | None = None  # chunks of a root stand together
     usable = []
     memo: dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[int, ...]] = {}
     for root, target in zip(roots, targets, strict=True):
         key = (root, target)
         if key not in memo:
+            # What is shortest for a chunk is so among the ways that it may go.
+            without = frozenset(e for rank in root for e in banned.get(rank, ()))
+            if last is None or last[0] != without:
+                last = without, _ways(topology, [e for e in allowed if e not in without], kind)
+            left, ends, hops = last[1]
             # These leave much of the machine idle, so that a way round over a neighbour's NIC can pay.
             detour = 2 if collective.name == "sendrecv" or collective.groups else 1
             on_the_way = _on_the_way(ends, hops, root, target, restrictions.extra_hops, detour)
-            kept = [allowed[place] for place in on_the_way]
-            memo[key] = (
-                tuple(e for e in kept if not any((r, e) in routes for r in root)) if routes else tuple(kept)
-            )
+            memo[key] = tuple(left[place] for place in on_the_way)
         usable.append(memo[key])
     return Layer(kind, roots, targets, tuple(usable))
+
+
+# Links, where data of a chunk's tree enters and leaves them, and hops between ranks over them.
+_Ways = tuple[list[int], NDArray[np.int64], NDArray[np.int64]]
+
+
+def _ways(topology: Topology, links: list[int], kind: str) -> _Ways:
+    ends = _ends(topology, links, kind)
+    return links, ends, _hops(topology.ranks, ends)
 
 
 def _ends(topology: Topology, links: Sequence[int], kind: str) -> NDArray[np.int64]:
@@ -156,6 +181,22 @@ def _ends(topology: Topology, links: Sequence[int], kind: str) -> NDArray[np.int
 
 def _hops(n: int, ends: NDArray[np.int64]) -> NDArray[np.int64]:
     """[u, v] = least number of links from u to v, n = unreachable."""
+    if ends.shape[1] < SPARSE * n:
+        return _hops_one_by_one(n, ends)
+    joined = np.zeros((n, n), np.float32)
+    joined[ends[0], ends[1]] = 1
+    table = np.full((n, n), n, np.int64)
+    np.fill_diagonal(table, 0)
+    ahead = np.eye(n, dtype=bool)
+    for distance in range(1, n):
+        ahead = (ahead.astype(np.float32) @ joined > 0) & (table == n)
+        if not ahead.any():
+            break
+        table[ahead] = distance
+    return table
+
+
+def _hops_one_by_one(n: int, ends: NDArray[np.int64]) -> NDArray[np.int64]:
     out: list[list[int]] = [[] for _ in range(n)]
     for a, b in ends.T.tolist():
         out[a].append(b)

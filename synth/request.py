@@ -102,6 +102,10 @@ def check_pairs(request: Request, collective: Collective) -> None:
     message = (
         f"{request.collective} of {pairs} (chunk, destination) pairs: at most {MOST_PAIRS} are synthesised"
     )
+    if request.topology.ranks > 128 and (
+        request.restrictions.rules or request.restrictions.extra_hops is not None
+    ):
+        message += "; the rules and extra_hops of a sketch are kept message by message: try without them"
     if request.custom is None and request.collective != "alltoallv":
         most = collective.partition * MOST_PAIRS // pairs
         message += f"; on {request.topology.ranks} ranks --partition may be up to {most}" if most else ""

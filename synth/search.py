@@ -12,7 +12,15 @@ from dataclasses import dataclass, field, replace
 
 from taccl.profiles.topology import Topology
 from taccl.sketches.restrictions import Permutation, Restrictions
-from taccl.synth.candidates import Candidate, best_timing, complete, late_fs, obeys, one_chunk_each
+from taccl.synth.candidates import (
+    Candidate,
+    best_timing,
+    complete,
+    keeps_to_ways,
+    late_fs,
+    obeys,
+    one_chunk_each,
+)
 from taccl.synth.check_algorithm import check_algorithm
 from taccl.synth.collective import Collective
 from taccl.synth.copying import copies_fs
@@ -128,6 +136,10 @@ class Search:
         if candidate is not None and not self.batching and any(len(m.chunks) > 1 for m in candidate.messages):
             return None
         if candidate is None or not obeys(self.restrictions, self.topology, p.collective, candidate.messages):
+            return None
+        if self.restrictions.extra_hops is not None and not keeps_to_ways(
+            self.problem(p.collective.partition), candidate.messages
+        ):
             return None
         key = (p.collective.partition, candidate.engine)
         other, known = self.of_engine.get(key), self.best_of.get(p.collective.partition)

@@ -88,10 +88,15 @@ def quotient(search: Search, name: str, p: Problem, root: int, pairs: Pairs) -> 
         search.offer(found.engine, p, transfers)
 
 
+def _narrowed(search: Search) -> bool:
+    """Whether a sketch leaves chunks fewer ways than the topology has."""
+    return bool(search.restrictions.rules) or search.restrictions.extra_hops is not None
+
+
 def composed(search: Search, name: str, p: Problem, pairs: Pairs) -> None:
     """Schedules composed of nodes, where the collective and the machine are of that kind."""
     priced = p.costs
-    if not _in_columns(priced) or search.restrictions.rules or not composes(search.topology, name):
+    if not _in_columns(priced) or _narrowed(search) or not composes(search.topology, name):
         return
     task = Task(
         search.topology, link_table(search.topology), name, p.collective.partition, priced.chunk_bytes, 0, pairs.ends,
@@ -112,7 +117,7 @@ def chosen_lengths(search: Search, name: str, wanted: int | None) -> None:
     if not composes(search.topology, name):
         return
     priced = search.problem(1).costs
-    if not _in_columns(priced) or search.restrictions.rules:
+    if not _in_columns(priced) or _narrowed(search):
         return
     turned = reverse(search.topology) if name == "reducescatter" else search.topology
     work = round(LENGTHS_PER_WALL * search.budget_s)
@@ -147,7 +152,7 @@ def forest(search: Search, name: str, root: int, pairs: Pairs, wanted: int | Non
         search.generators if search.restrictions.symmetry is not None else None, search.batching, pairs.amounts,
         teams,
     )  # fmt: skip
-    usable = _usable(stated) if search.restrictions.rules else None
+    usable = _usable(stated) if _narrowed(search) else None
     most = -wanted if wanted else max(1, search.size_bytes // (blocks * LEAST_CHUNK_BYTES))
     effort = ForestEffort(most_refined=MOST_PIPELINED if name in ROOTED else 0)
     for partition, found in forests(task, most, effort, search.seed, partial(_forests_done, search), usable):

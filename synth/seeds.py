@@ -82,10 +82,14 @@ def _seeds(search: Search, request: Request, ladder: list[int], forest: bool = T
                 request.topology, p.collective, request.size_bytes, request.restrictions, 2, request.seed
             ):
                 search.offer("greedy", p, transfers)
+                if search.best is not None and search.finished():
+                    break
             for transfers in exchanging_allreduce(
                 request.topology, p.collective, request.size_bytes, request.restrictions, request.seed
             ):
                 search.offer("greedy", p, transfers)
+                if search.best is not None and search.finished():
+                    break
     ranked = sorted(search.best_of.values(), key=lambda c: (c.time_fs, c.collective.partition))
     for candidate in ranked[:3]:
         if not search.finished():

@@ -208,7 +208,14 @@ def _models(search: Search, request: Request, ladder: list[int]) -> None:
 def _certificate(
     search: Search, best: Candidate, lower_fs: int, bound_by: str, whole_chunks_fs: int
 ) -> Certificate:
-    solver_fs = max(lower_fs, whole_chunks_fs, search.bounds.get(best.collective.partition, 0))
+    partition = best.collective.partition
+    by_model = search.bounds.get(partition, 0)
+    # A schedule quicker than that is none of those that the model has, such as an exchange.
+    known = [other for (k, _), other in search.of_engine.items() if k == partition]
+    known += [search.best_of[partition]] if partition in search.best_of else []
+    if best.crosses or any(other.time_fs < by_model for other in known):
+        by_model = 0
+    solver_fs = max(lower_fs, whole_chunks_fs, by_model)
     solver_fs = min(solver_fs, best.time_fs)
     if best.time_fs - lower_fs <= SAME * best.time_fs:
         status, proved_by = "optimal", "any algorithm"
@@ -224,7 +231,7 @@ def _why_not(search: Search, request: Request, ladder: list[int]) -> str:
         BASELINES[request.engine](request.topology, search.problem(ladder[0]).collective)
     except Inapplicable as reason:
         return f"engine {request.engine} cannot do {request.collective} here: {reason}"
-    if not request.restrictions.rules:
+    if not request.restrictions.rules and request.restrictions.extra_hops is None:
         return (
             f"the schedule of engine {request.engine} cannot be kept on {request.topology.name}: where its messages "
             "wait for shared ports, partial sums would be added twice; try --engine auto"

@@ -27,11 +27,13 @@ MAX_CHANNELS = 32
 MAX_STEPS_DEFAULT, MAX_STEPS_REBUILT = 64, 256
 MAX_THREADBLOCKS_SMALLEST_CHIP, MAX_THREADBLOCKS = 80, 132  # resident at once on V100 (80 SMs), H100 (132)
 MAX_COUNT = 71
+# Reductions in a row that loaders make one of: their kernels add up 16 operands, the target among them.
+MOST_FUSED = 15
 MAX_DEPID = 127  # an int8 in the loaders' tables
 MAX_OFFSET = 32767  # an int16
 MAX_PEERS_OF_CHANNEL = 32
 # Codes of what is right and too much for a loader or a GPU.
-LIMITS = frozenset({"V103", "V111", "V122", "V123", "V124", "V126", "V130", "V131", "V132"})
+LIMITS = frozenset({"V103", "V111", "V122", "V123", "V124", "V126", "V130", "V131", "V132", "V136"})
 MAX_XML_CHILDREN, MAX_XML_ELEMENTS, MAX_XML_VALUE = 1024, 4096, 255
 
 
@@ -193,6 +195,7 @@ def _threadblock_rules(gpu: RankProgram, tb: Threadblock, soft: str) -> Iterator
             f"the threadblock has {len(tb.steps)} steps; loaders take {MAX_STEPS_DEFAULT}, rebuilt or old "
             f"ones {MAX_STEPS_REBUILT}", "error" if len(tb.steps) > MAX_STEPS_REBUILT else soft,
         )  # fmt: skip
+    fused = 0
     last_reporting = max((i for i, step in enumerate(tb.steps) if step.has_dependents), default=-1)
     for number, step in enumerate(tb.steps):
         following = tb.steps[number + 1] if number + 1 < len(tb.steps) else None
@@ -224,12 +227,20 @@ def _threadblock_rules(gpu: RankProgram, tb: Threadblock, soft: str) -> Iterator
             and not step.has_dependents
             and (step.src_buffer, step.dst_buffer, step.dst_offset)
             == (following.src_buffer, following.dst_buffer, following.dst_offset)
-            and step.count != following.count
         ):
-            yield _at(
-                "V135", gpu, tb, number + 1, following,
-                f"loaders fuse this reduction with the one before, whose cnt={step.count} differs",
-            )  # fmt: skip
+            fused += 1
+            if step.count != following.count:
+                yield _at(
+                    "V135", gpu, tb, number + 1, following,
+                    f"loaders fuse this reduction with the one before, whose cnt={step.count} differs",
+                )  # fmt: skip
+            elif fused == MOST_FUSED:
+                yield _at(
+                    "V136", gpu, tb, number + 1, following,
+                    f"loaders fuse this reduction with the {fused} before it, and add up {MOST_FUSED} right", soft,
+                )  # fmt: skip
+        else:
+            fused = 0
 
 
 def _one_sided_connections(program: Program) -> Iterator[Finding]:

@@ -407,3 +407,27 @@ def test_tried_bounds_are_listed_and_the_strongest_is_chosen() -> None:
     assert (bound.name, bound.time_fs) in bound.tried
     assert bound.time_fs == max(fs for _, fs in bound.tried)
     assert len(bound.tried) >= 2
+
+
+def test_custom_chunks_of_one_place_may_travel_together() -> None:
+    """Rank 0's chunk is wanted at two places of rank 1, and is copied there."""
+    places = [Chunk(((0, 0),), ((1, offset),)) for offset in range(2)]
+    custom = Collective("custom", 2, tuple(places), False, (1, 0), (0, 2), (None, None), 2, 1)
+    custom.check()
+    once = replace(custom, chunks=tuple(places[:1]))
+    topology = load_topology("ring:2")
+    assert lower_bound(topology, custom, 10**6).time_fs == lower_bound(topology, once, 10**6).time_fs
+    # Wanted on several ranks it is a broadcast, however it is written; and what its own rank wants is there.
+    ranks = [Chunk(((0, 0),), ((rank, 0),)) for rank in range(4)]
+    apart = replace(custom, ranks=4, chunks=tuple(ranks), input_chunks=(1, 0, 0, 0), output_chunks=(1,) * 4,
+                    inplace=(None,) * 4, size_chunks=1)  # fmt: skip
+    apart.check()
+    ring = load_topology("ring:4")
+    assert lower_bound(ring, apart, 10**6).time_fs == lower_bound(ring, build("broadcast", 4), 10**6).time_fs
+
+
+@pytest.mark.parametrize("collective", ["allgather", "broadcast"])
+def test_bounds_of_hours_are_bounds(collective: str) -> None:
+    topology = load_topology("ring:4")
+    bound = granular_bound(topology, build(collective, 4), 2**50)
+    assert bound.time_fs > 10**18

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from fractions import Fraction
+from pathlib import Path
 
 import networkx as nx
 import numpy as np
@@ -17,6 +19,7 @@ from taccl.profiles.topology import Link, Port, Topology
 from taccl.synth.algorithm import Algorithm, Certificate
 from taccl.synth.bounds import lower_bound
 from taccl.synth.check_algorithm import check_algorithm
+from taccl.synth.coding.node_sums import node_sums
 from taccl.synth.collective import Collective, build
 from taccl.synth.forest.arborescence import cheapest, shallow
 from taccl.synth.forest.fluid import Side, fluid_optima
@@ -363,3 +366,34 @@ def test_shallow_trees_share_links_and_span(spec: str, root: int, trees: int, de
 
 def test_shallow_trees_leave_shared_ports_alone() -> None:
     assert shallow_trees(load_topology("dgx-a100:1"), 0, False, 1.0) == []
+
+
+@pytest.mark.parametrize("near", ["[]", "[2]"])
+def test_cards_near_no_rank_of_their_node_are_left_out(near: str, tmp_path: Path) -> None:
+    """A profile may say so; broadcasts, and sums for a codec, look at which ranks are near a card."""
+    path = tmp_path / "p.yaml"
+    path.write_text(CARDS.replace("NEAR", near))
+    topology = load_topology(str(path))
+    cost = np.full((4, 4), np.inf)
+    for link in topology.links:
+        cost[link.src, link.dst] = 1
+    # As of a topology without cards: each rank is where a tree may enter its node.
+    assert rails(topology, cost, 0) == rails(replace(topology, nics=()), cost, 0)
+    sums = node_sums(topology, build("allreduce", 4, 2))
+    assert sums is not None and len(sums) > 4
+
+
+CARDS = """\
+schema: taccl/profile/v1
+name: cards
+nodes: [0-1, 2-3]
+links:
+  - {class: near, pairs: [[0, 1], [1, 0], [2, 3], [3, 2]]}
+  - {class: far, pairs: [[0, 2], [1, 3]], ports: [out]}
+  - {class: far, pairs: [[2, 0], [3, 1]], ports: [in]}
+ports: {out: {beta: 80us/MB}, in: {beta: 80us/MB}}
+nics: [{name: card, node: 0, ranks: NEAR, out: out, in: in}]
+classes:
+  near: {alpha: 1us, beta: 10us/MB}
+  far: {alpha: 5us, beta: 80us/MB}
+"""

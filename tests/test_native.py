@@ -19,7 +19,9 @@ from taccl.errors import InvalidInput
 from taccl.profiles.load import load_topology
 from taccl.synth.check_algorithm import check_algorithm
 from taccl.synth.collective import Collective, build
+from taccl.synth.json_reader import parse
 from taccl.synth.native import read_native, write_native
+from taccl.synth.native_collective import read_collective_value
 
 TWO = two_nodes()
 SMALL = write_native(timed(TWO, build("allreduce", 4), "ring"), TWO)
@@ -305,3 +307,21 @@ def read_and_judge(text: str) -> None:
         return
     check_algorithm(algorithm, topology)
     assert read_native(write_native(algorithm, topology)) == (algorithm, topology)
+
+
+@pytest.mark.parametrize("change", [
+    {"chunks": []},
+    {"chunks": [[[[0, 0], [1, 0]], [[0, 0], [1, 0]]], [[[0, 1], [1, 1]], [[0, 1], [1, 0]]]]},
+    {"size_chunks": 4}, {"size_chunks": 1 << 25}, {"name": "alltoall", "size_chunks": 1 << 25},
+    {"input_chunks": [1 << 24, 1 << 24]},
+])  # fmt: skip
+def test_listed_chunks_are_those_of_the_name(change: dict[str, object]) -> None:
+    listed: dict[str, object] = {
+        "name": "allreduce", "ranks": 2, "partition": 1, "root": 0, "combining": True, "input_chunks": [2, 3],
+        "output_chunks": [2, 2], "inplace": [None, None], "size_chunks": 2,
+        "chunks": [[[[0, k], [1, k]], [[0, k], [1, k]]] for k in range(2)],
+    }  # fmt: skip
+    read = read_collective_value(parse(json.dumps(listed), "a.json"), 2)
+    assert read.input_chunks == (2, 3)
+    with pytest.raises(InvalidInput):
+        read_collective_value(parse(json.dumps(listed | change), "a.json"), 2)

@@ -236,3 +236,34 @@ def test_an_explicit_connection_leaves_exactly_its_links(data: st.DataObject) ->
         (a + sender, 8 - a + receiver) for a in (0, 8) for sender, to in senders.items() for receiver in to
     }
     assert between(topology, left(topology, restrictions)) == expected
+
+
+def test_what_groups_keep_apart_is_not_blamed_on_the_connection() -> None:
+    topology = load_topology("dgx-a100:4")
+    restrictions = on(topology, "internode: {connect: direct-map, groups: {pattern: relay, size: 2}}\n")
+    groups, connection = (rule for rule in restrictions.rules if rule.kind == "forbid-links")
+    assert not any(b % 8 == a % 8 for a, b in ends(topology, connection.links))
+    assert (8, 16) in ends(topology, groups.links)
+    assert between(topology, left(topology, restrictions)) == {
+        (8 * a + k, 8 * b + k) for a, b in [(0, 1), (1, 0), (2, 3), (3, 2), (0, 2), (2, 0)] for k in range(8)
+    }
+
+
+@pytest.mark.parametrize("first", ["ranks: all", "name: nvswitch"])
+@pytest.mark.parametrize("ranks", ["0-15", "0-3"])
+def test_switches_of_the_same_links_have_one_policy(first: str, ranks: str) -> None:
+    """However they are named."""
+    topology = load_topology("dgx2:1")
+    second = f"    - {{ranks: {ranks}, policy: uc-max}}\n"
+    text = f"intranode:\n  switches:\n    - {{{first}, policy: uc-min}}\n"
+    found = check_sketch(read_sketch(HEAD + text + second, "s.yaml"), topology)
+    assert [(one.code, one.line, one.severity) for one in found] == [("S105", 6, "error")]
+    assert check_sketch(read_sketch(HEAD + text + second.replace("uc-max", "free"), "s.yaml"), topology) != []
+    assert check_sketch(read_sketch(HEAD + text, "s.yaml"), topology) == []
+
+
+def test_values_that_aliases_nest_are_refused_as_others_are() -> None:
+    nested = "\n".join(["x:", "  - &a0 [0]", *(f"  - &a{i} [*a{i - 1}]" for i in range(1, 1200))])
+    with pytest.raises(InvalidInput) as refused:
+        read_sketch(f"{HEAD}{nested}\nsymmetry: *a1199\n", "s.yaml")
+    assert {found.code for found in refused.value.diagnostics} >= {"Y102"}

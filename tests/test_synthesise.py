@@ -29,6 +29,7 @@ from taccl.synth.collective import Chunk, Collective, build
 from taccl.synth.cost import costs, us
 from taccl.synth.engines import BASELINES, Inapplicable
 from taccl.synth.lower import LoweringResult, lower_exact
+from taccl.synth.problem import problem, unreachable
 from taccl.synth.request import Request
 from taccl.synth.synthesise import synthesise, synthesise_several
 from taccl.synth.verify import is_correct, verify
@@ -292,3 +293,70 @@ def test_a_schedule_that_loses_in_lowering_gives_way_to_the_next(monkeypatch: py
     assert len(made) == 2 and found.simulated_fs == made[1].simulated_time_fs
     assert found.program is not None and found.program.gpus == made[1].program.gpus
     assert found.algorithm.time_fs == found.simulated_fs
+
+
+def sketched(topology: Topology, text: str) -> Restrictions:
+    return restrict(read_sketch(f"schema: taccl/sketch/v1\nname: s\n{text}", "s.yaml"), topology)
+
+
+@pytest.mark.parametrize("name", ["reducescatter", "reduce", "allreduce", "allgather"])
+def test_links_that_are_not_to_be_used_are_not_whatever_they_would_carry(name: str) -> None:
+    topology = load_topology("ring:4")
+    clockwise = {e for e, link in enumerate(topology.links) if (link.src + 1) % 4 == link.dst}
+    for text in (
+        "use: [{pairs: [[0, 1], [1, 2], [2, 3], [3, 0]]}]",
+        "avoid: [{pairs: [[1, 0], [2, 1], [3, 2], [0, 3]]}]",
+    ):
+        request = Request(topology, name, 10**6, sketched(topology, text), time_limit_s=2.0)
+        answer = synthesise(request)
+        proved(answer, topology)
+        assert {m.link for m in answer.messages} <= clockwise
+
+
+def test_who_sends_between_nodes_receives_when_sums_are_made() -> None:
+    topology = load_topology("ndv2:2")
+    restrictions = sketched(topology, "internode: {connect: {0: [1]}}")
+    node_of, wanted = topology.node_of(), {"allgather": (0, 1), "reducescatter": (1, 0)}
+    for name, (sender, receiver) in wanted.items():
+        answer = synthesise(
+            Request(topology, name, 10**5, restrictions, engine="greedy", partition=1, time_limit_s=2.0)
+        )
+        across = [m for m in answer.messages if node_of[m.src] != node_of[m.dst]]
+        assert {(m.src % 8, m.dst % 8) for m in across} == {(sender, receiver)}
+
+
+@pytest.mark.parametrize("engine", ["auto", "ring"])
+def test_an_authors_extra_hops_hold_for_every_engine(engine: str) -> None:
+    topology = load_topology("fat-tree:1x4")
+    request = Request(
+        topology, "allgather", 10**6, sketched(topology, "extra_hops: 0"), engine=engine, time_limit_s=2.0
+    )
+    if engine == "ring":
+        with pytest.raises(Infeasible, match="no schedule that obeys the sketch"):
+            synthesise(request)
+        return
+    answer = synthesise(request)
+    proved(answer, topology)
+    assert all(c // (len(answer.collective.chunks) // 4) == m.src for m in answer.messages for c in m.chunks)
+
+
+def test_the_shortest_way_is_that_which_relays_leave() -> None:
+    """Chunk 4 to rank 9 leaves over rank 5, four hops; over rank 0, which does not take it, it would be two."""
+    topology = load_topology("ndv2:2")
+    text = "internode:\n  connect: {0: [1], 5: [4]}\n  relays: {0: [0, 1, 2, 3], 5: [4, 5, 6, 7]}\n"
+    stated = problem(topology, build("alltoall", 16), 10**6, sketched(topology, text))
+    assert unreachable(stated) == []
+
+
+def test_an_exchange_is_not_optimal_because_no_tree_is_quicker() -> None:
+    """Messages cost alpha alone, so that an allreduce by exchanges is below all that trees can do."""
+    links = tuple(
+        Link(a, b, Fraction(1), Fraction(1), Fraction(0))
+        for a in range(4)
+        for b in ((a + 1) % 4, (a - 1) % 4)
+    )
+    topology = Topology("alphas", (tuple(range(4)),), links)
+    found = synthesise(Request(topology, "allreduce", 1000, time_limit_s=4.0))
+    proved(found, topology)
+    if us(found.time_fs) > found.certificate.lower_bound_us * 1.0005:
+        assert found.certificate.status == "feasible"

@@ -436,6 +436,8 @@ def test_command_says_what_is_wrong_and_where(tmp_path):
     text = runner.invoke(cli, ["verify", str(bad)])
     assert f"{bad}:{error['line']}: error[V501]: rank 2" in text.stdout
     assert runner.invoke(cli, ["verify", str(tmp_path / "none.xml")]).exit_code == 3
+    result = runner.invoke(cli, ["verify", str(good), "--topology", "ring:4"])
+    assert result.exit_code == 2 and "a program says nothing of links" in result.stderr
 
 
 def test_command_takes_the_collective_from_options(tmp_path):
@@ -466,3 +468,12 @@ def test_a_program_whose_goal_is_not_known_is_not_called_wrong(tmp_path):
     assert right.exit_code == 0, right.output
     wrong = CliRunner().invoke(cli, ["verify", str(path), "--pairs", "1-0"])
     assert wrong.exit_code == 1 and "pairs.xml: wrong, " in wrong.output
+
+
+@pytest.mark.parametrize(("fused", "found"), [(15, set()), (16, {"V136"})])
+def test_loaders_add_up_so_many_operands_at_once(fused, found):
+    """Their kernels leave out the sixteenth and, beside it, the target's own value."""
+    steps = [("re", f"s{k}", "i0") for k in range(fused)]
+    program = make("reduce", 1, [(1, 0, [(-1, -1, 0, steps)])], inplace=True, scratch=fused)
+    assert codes(program, strict=True) & {"V135", "V136"} == found
+    assert not codes(program) & {"V136"}  # not all loaders do it

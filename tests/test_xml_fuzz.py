@@ -94,6 +94,9 @@ BOMB = (
         '<!DOCTYPE algo [<!ENTITY x SYSTEM "file:///etc/passwd">]><algo name="a">&x;</algo>',
         '<!DOCTYPE algo [<!ENTITY % p SYSTEM "http://127.0.0.1:9/x"> %p;]><algo/>',
         '<algo name="&undefined;"/>',
+        '<?x <!-- ?><!DOCTYPE algo [<!ENTITY e "a">]><?y --> ?><algo name="&e;"/>',
+        '<?x <!-- ?><!DOCTYPE algo [<!ENTITY e "a">]><?y --> ?><algo>&e;</algo>',
+        '<!-- <?x --><!DOCTYPE algo [<!ENTITY e "a">]><!-- ?> --><algo name="&e;"/>',
         '<algo xmlns:xi="http://www.w3.org/2001/XInclude"><xi:include href="/etc/passwd" parse="text"/></algo>',
     ],
 )
@@ -104,8 +107,8 @@ def test_entities_and_document_types_are_refused(text):
 
 
 def test_a_comment_may_speak_of_document_types():
-    text = "<!-- no <!DOCTYPE here -->" + TEXTS[0]
-    assert read_xml(text).ranks == read_xml(TEXTS[0]).ranks
+    for said in ("<!-- no <!DOCTYPE here -->", "<?note no <!DOCTYPE here ?>"):
+        assert read_xml(said + TEXTS[0]).ranks == read_xml(TEXTS[0]).ranks
 
 
 HEAD = (

@@ -217,10 +217,12 @@ def _distance(machine: _Machine) -> _Claim:
 def _message_fs(priced: Pricing) -> Ints:
     """Per link the least time of a message, rounded down; of the fluid grain, alpha alone."""
     times = []
+    # So many that all hops of a way together are no more than FAR; a bound may be too low.
+    most = FAR // max(2, int(max(priced.links.src.max(initial=1), priced.links.dst.max(initial=1))) + 1)
     for alpha, own in zip(priced.alpha, priced.own, strict=True):
         for held in (None, *priced.held):
             transit = Fraction(0) if priced.grain == "fluid" else own if held is None else max(own, held)
-            times.append(floor(alpha + transit))
+            times.append(min(floor(alpha + transit), most))
     kind = priced.links.link_class * (1 + len(priced.held)) + 1 + priced.slowest
     by_link: Ints = np.array(times, np.int64)[kind]
     return by_link

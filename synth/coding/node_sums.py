@@ -102,7 +102,7 @@ def _owners(topology: Topology, collective: Collective, node_of: tuple[int, ...]
 
 def _is_of(topology: Topology, port: int, ranks: tuple[int, ...]) -> bool:
     """Whether a port is one of a NIC near these ranks."""
-    return any(port in (nic.out_port, nic.in_port) and nic.ranks[0] in ranks for nic in topology.nics)
+    return any(port in (nic.out_port, nic.in_port) and set(nic.ranks) & set(ranks) for nic in topology.nics)
 
 
 def _shares(slowness: list[Fraction]) -> list[Fraction]:

@@ -19,7 +19,7 @@ LABELLED = 1000  # up to so many bars, those that are wide enough carry their ch
 
 def timeline_svg(spans: Sequence[Span], rows: Sequence[Row], end_fs: int) -> str:
     """The drawing and its legend. Where there are too many bars the busiest rows are kept, in order."""
-    if not rows or end_fs <= 0:
+    if not rows or us(end_fs) <= 0:
         return '<p class="note">Nothing is sent.</p>'
     kept = _busiest(rows)
     scale = WIDTH / end_fs

@@ -34,9 +34,9 @@ def rails(topology: Topology, cost: Floats, root: int) -> list[list[Parents]]:
     home = next(v for v, members in enumerate(nodes) if root in members)
     order = [(home + step) % len(nodes) for step in range(len(nodes))]
     places = range(len(nodes[0]))
-    first_at_nic = sorted(
-        {min(nodes[nic.node].index(r) for r in nic.ranks) for nic in topology.nics}
-    ) or list(places)
+    # A profile may name ranks of other nodes, or none, beside a NIC.
+    near = [[nodes[nic.node].index(r) for r in nic.ranks if r in nodes[nic.node]] for nic in topology.nics]
+    first_at_nic = sorted({min(ranks) for ranks in near if ranks}) or list(places)
     found = []
     for starts, within in ((first_at_nic, _chain), (list(places), _star)):
         trees = [_rail(nodes, order, cost, root, place, within) for place in starts]

@@ -112,12 +112,14 @@ def _packing(problem: Problem, hint: Sequence[Transfer] = (), optimise: bool = T
     bottleneck = model.new_int_var(0, total // unit + 1, "bottleneck")
     for key in sorted({tuple(sorted(entries)) for entries in load.values()}):
         model.add(sum((per_chunk // unit) * used[hop] for per_chunk, hop in key) <= bottleneck)
+    over: dict[int, list[Hop]] = {}
+    for hop in same.hop:
+        over.setdefault(hop[2], []).append(hop)
     for rule in problem.rules:
         if rule.kind == "cap":
             for e in sorted(rule.links):
-                over = [x(hop) for hop in same.hop if hop[2] == e]
-                if len(over) > rule.limit:
-                    model.add(sum(over) <= rule.limit)
+                if len(over.get(e, ())) > rule.limit:
+                    model.add(sum(x(hop) for hop in over[e]) <= rule.limit)
     if optimise:
         # Depth only breaks ties: one level is worth less than the smallest difference in load.
         model.minimize(bottleneck * (2 * longest + 1) + deepest)

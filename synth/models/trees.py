@@ -261,18 +261,23 @@ class _Trees:
         self.model.add(sum(self.used[h] for h in hops) == present)
         return present
 
+    def _carried(self) -> dict[int, list[Hop]]:
+        """What each link may carry."""
+        found: dict[int, list[Hop]] = {}
+        for number, layer in enumerate(self.problem.layers):
+            for c, usable in enumerate(layer.usable):
+                for e in usable:
+                    found.setdefault(e, []).append((number, c, e))
+        return found
+
     def _rules(self) -> None:
+        carried = self._carried() if self.problem.rules else {}
         for rule in self.problem.rules:
             if rule.kind == "cap":
                 for e in sorted(rule.links):
-                    over = [
-                        self.x((number, c, e))
-                        for number, layer in enumerate(self.problem.layers)
-                        for c, usable in enumerate(layer.usable)
-                        if e in usable
-                    ]
+                    over = carried.get(e, ())
                     if len(over) > rule.limit:
-                        self.model.add(sum(over) <= rule.limit)
+                        self.model.add(sum(self.x(hop) for hop in over) <= rule.limit)
             elif rule.kind == "own-first":
                 for e in sorted(rule.links):
                     self._own_first(e)
@@ -302,16 +307,12 @@ class _Trees:
         ]
         self.model.add(self.time <= objective)
         terms: list[cp_model.LinearExprT] = []
+        carried = self._carried()
         for rule in self.problem.rules:
             if rule.kind not in ("uc-min", "uc-max"):
                 continue
             for e in sorted(rule.links):
-                over = [
-                    self.x((number, c, e))
-                    for number, layer in enumerate(self.problem.layers)
-                    for c, usable in enumerate(layer.usable)
-                    if e in usable
-                ]
+                over = [self.x(hop) for hop in carried.get(e, ())]
                 if over:
                     connected = self.model.new_bool_var(f"connected[{e}]")
                     self.model.add_max_equality(connected, over)
