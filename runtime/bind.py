@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from taccl.errors import EnvironmentProblem
+from taccl.errors import EnvironmentProblem, UsageError
 from taccl.runtime.codecs import Codec, ErrorFeedback
 from taccl.runtime.coded import Coding, coded
 from taccl.runtime.coders import Coder, Note
@@ -149,7 +149,7 @@ class Bound:
     reduces, when it is another than that of the buffers. marks: as in `Executor`. codec, coder: of a coded plan. cuda:
     where buffers and memory are on a device. feedback: of the rank's float32 input to a sum; what it owes is added in
     each run, and what this rank's coding takes away is what it owes then. The input is not changed. notes: as in
-    `Streams`, on a device. Raises ValueError where values of no known chunk are coded.
+    `Streams`, on a device. Raises UsageError where error feedback would owe what the rank does not contribute.
 
     After the constructor all ranks exchange their transports' offers, and then `connect` makes it ready to run.
     """
@@ -214,6 +214,13 @@ class Bound:
                 owes = None if feedback is None else DeviceLosses(feedback, places)
                 frames = DeviceFrames(cuda, plan, sizes, inside, chunk, data, owes)
         self.executor = Executor(plan, memory, chunk, combine, transport, marks, frames, coder, cuda, notes)
+        if cuda is not None:
+            # A kernel is loaded at its first call, which may wait until the device is idle, and in a run another rank
+            # may have to send before it is.
+            for kind in {inside.numpy, np.dtype(np.float32)} if op is not None else ():
+                one = xp.zeros(1, kind)
+                combine(one, one, out=one)
+            cuda.synchronize()  # what was filled here is not undone later, whatever stream calls come on
 
     @staticmethod
     def _places(collective: Collective, plan: Plan, layout: Layout) -> dict[int, slice]:
@@ -226,7 +233,11 @@ class Bound:
             if rank == plan.rank
         }
         if {number for op in plan.operations for number in op.chunks} - set(found):
-            raise ValueError("values are coded that this rank does not contribute to")
+            raise UsageError(
+                f"{collective.name}: a rank that contributes nothing to some values codes them, and error feedback "
+                "cannot give back to others what that takes away: leave it out, or take a program in which who codes "
+                "contributes"
+            )
         return found
 
     @staticmethod

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from taccl.errors import EnvironmentProblem
-from taccl.runtime.device_memory import HANDLE_BYTES, DeviceMemory, DevicePlace
+from taccl.runtime.device_memory import HANDLE_BYTES, PIECE_BYTES, DeviceMemory, DevicePlace
 from taccl.runtime.flags import CONTROL_WORDS, IDLE, Control
 from taccl.runtime.gpu import Cuda, address
 from taccl.runtime.shared import SharedMemory
@@ -33,8 +33,17 @@ FIRST = (0,)
 
 
 def room_bytes(lengths: Sequence[int]) -> int:
-    """Device memory, at most, for the rooms of messages of these bytes."""
-    return sum(lengths) + ROOM_BYTES * len(lengths) + ARENA_BYTES if lengths else 0
+    """Device memory for the rooms of messages of these bytes, as `CudaIpcTransport` makes them one after another."""
+    total = left = 0
+    for nbytes in lengths:
+        length = -(-nbytes // ROOM_BYTES) * ROOM_BYTES
+        if length > ARENA_BYTES // 2:
+            total += -(-length // PIECE_BYTES) * PIECE_BYTES
+        elif length > left:
+            total, left = total + ARENA_BYTES, ARENA_BYTES - length
+        else:
+            left -= length
+    return total
 
 
 class CudaIpcTransport:

@@ -40,13 +40,16 @@ class _Piece:
         self.handle = b""
 
 
+# Of the process, as allocations and handles are: who has an array need not know which `DeviceMemory` it is from.
+_PIECES: weakref.WeakValueDictionary[int, _Piece] = weakref.WeakValueDictionary()  # by token
+_OPENED: dict[int, tuple[int, int]] = {}  # of other processes' pieces: token -> (address, users)
+
+
 class DeviceMemory:
     """This rank's pieces, and those of others that it has open."""
 
     def __init__(self, cuda: Cuda) -> None:
         self._cuda = cuda
-        self._pieces: weakref.WeakValueDictionary[int, _Piece] = weakref.WeakValueDictionary()  # by token
-        self._opened: dict[int, tuple[int, int]] = {}  # token -> (address, users)
 
     def empty(self, elements: int, dtype: Any) -> Any:
         """(elements,) of a numpy type, not initialised. Raises EnvironmentProblem when there is not enough memory."""
@@ -60,7 +63,7 @@ class DeviceMemory:
         except runtime.CUDARuntimeError as error:
             raise EnvironmentProblem(f"no device memory of {size} bytes: {error}") from error
         piece = _Piece(first, size)
-        self._pieces[piece.token] = piece
+        _PIECES[piece.token] = piece
         # At the end of the process the driver frees what is left, perhaps before Python would.
         weakref.finalize(piece, runtime.free, first).atexit = False
         return self._cuda.array(first, elements, dtype, piece)
@@ -69,7 +72,7 @@ class DeviceMemory:
         """Where a contiguous array lies; None when it is not in a piece of this rank. Raises EnvironmentProblem where
         the device cannot export memory."""
         first = address(array)
-        for piece in list(self._pieces.values()):
+        for piece in list(_PIECES.values()):
             if piece.first <= first and first + array.nbytes <= piece.first + piece.size:
                 if not piece.handle:
                     piece.handle = self._export(piece)
@@ -87,7 +90,7 @@ class DeviceMemory:
 
         Raises EnvironmentProblem where it cannot be opened.
         """
-        first, users = self._opened.get(token, (0, 0))
+        first, users = _OPENED.get(token, (0, 0))
         if not users:
             try:
                 first = self._cuda.runtime.ipcOpenMemHandle(handle)
@@ -95,13 +98,13 @@ class DeviceMemory:
                 raise EnvironmentProblem(
                     f"device memory of another process cannot be opened: {error}"
                 ) from error
-        self._opened[token] = first, users + 1
+        _OPENED[token] = first, users + 1
         return first
 
     def detach(self, token: int) -> None:
         """A user of a piece, whose work on it is done, is gone."""
-        first, users = self._opened.pop(token)
+        first, users = _OPENED.pop(token)
         if users > 1:
-            self._opened[token] = first, users - 1
+            _OPENED[token] = first, users - 1
         else:
             self._cuda.runtime.ipcCloseMemHandle(first)

@@ -228,16 +228,22 @@ def _nccl() -> Check:
 
 def mpi_takes_device_memory() -> tuple[bool, str]:
     """(whether it does, how that is known): two child ranks try, because the library's own word is a hint."""
+    library, _ = child(_probe("library"))
+    word = {True: "yes", False: "no", None: "nothing"}[library["cuda_query"] if library else None]
+    right, how = device_memory_passes(TIMEOUT_S)
+    return right, f"the library says {word}; {how}"
+
+
+def device_memory_passes(limit_s: float) -> tuple[bool, str]:
+    """(whether two child ranks exchange device memory through MPI, what they did). limit_s: what takes longer fails."""
     path = mpi.mpiexec()
     if path is None:
         return False, "there is no mpiexec to try it with"
-    library, _ = child(_probe("library"))
-    word = {True: "yes", False: "no", None: "nothing"}[library["cuda_query"] if library else None]
-    document, why = child([path, "-n", "2", *_probe("cuda")])
+    document, why = child([path, "-n", "2", *_probe("cuda")], limit_s)
     if document is None:
-        return False, f"the library says {word}; two ranks failed to exchange device memory: {why}"
+        return False, f"two ranks failed to exchange device memory: {why}"
     text = "right" if document["right"] else "wrong"
-    return bool(document["right"]), f"the library says {word}; two ranks exchanged device memory, data {text}"
+    return bool(document["right"]), f"two ranks exchanged device memory, data {text}"
 
 
 def _solver() -> Check:

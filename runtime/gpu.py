@@ -38,6 +38,15 @@ def _probe() -> tuple[Any, str]:
         return None, f"CuPy finds no usable NVIDIA driver ({error})"
     if count == 0:
         return None, "the NVIDIA driver lists no device (see CUDA_VISIBLE_DEVICES)"
+    try:
+        # Every operation on arrays is compiled first.
+        if (compiler := getattr(cupy.cuda, "nvrtc", None)) is not None:
+            compiler.getVersion()
+    except (ImportError, RuntimeError) as error:
+        return (
+            None,
+            f"CuPy cannot compile ({error}); pip install 'taccl[gpu-cuda13]' (or -cuda12) brings what it needs",
+        )
     return cupy, ""
 
 
@@ -158,8 +167,12 @@ class Cuda:
         return self.xp.ndarray((elements,), dtype, self.xp.cuda.MemoryPointer(memory, 0))
 
     def pinned(self, nbytes: int) -> Array:
-        """(nbytes,) uint8 host memory that the device copies from and to at full speed."""
-        return np.frombuffer(self.xp.cuda.alloc_pinned_memory(max(nbytes, 1)), np.uint8, nbytes)
+        """(nbytes,) uint8 host memory that the device copies from and to at full speed. Raises EnvironmentProblem."""
+        try:
+            memory = self.xp.cuda.alloc_pinned_memory(max(nbytes, 1))
+        except self.runtime.CUDARuntimeError as error:
+            raise EnvironmentProblem(f"{nbytes} bytes of host memory cannot be pinned: {error}") from error
+        return np.frombuffer(memory, np.uint8, nbytes)
 
     def register(self, array: Array) -> None:
         """Pin host memory that exists already, whole pages of it, as `pinned` memory is. Raises EnvironmentProblem
@@ -192,6 +205,7 @@ class Cuda:
     def give_back(self) -> None:
         """Free what CuPy keeps for later."""
         self.xp.get_default_memory_pool().free_all_blocks()
+        self.xp.get_default_pinned_memory_pool().free_all_blocks()
 
     def free_bytes(self) -> int:
         """Free memory of the device."""

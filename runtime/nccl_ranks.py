@@ -7,9 +7,12 @@ second is done for all pairs of a program before it runs, under the watchdog; in
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import importlib
 import threading
 import time
+import warnings
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -27,6 +30,15 @@ TRIAL_WORDS = 1024  # int64, that each rank sends to the next one
 TRIAL_S = 20.0
 TEXT_BYTES = 512
 
+
+def library(cuda: Cuda) -> Any:
+    """CuPy's module of NCCL, which is there only when it is imported by its name; None without the library."""
+    with warnings.catch_warnings(), contextlib.suppress(ImportError):  # it warns where the library is missing
+        warnings.simplefilter("ignore")
+        return importlib.import_module(f"{cuda.xp.__name__}.cuda.nccl")
+    return None
+
+
 Call = tuple[bool, int, int, int]  # whether it sends, address, bytes, peer
 
 
@@ -35,7 +47,7 @@ class NcclRanks:
     would wait for what others may never do."""
 
     def __init__(self, cuda: Cuda, unique_id: tuple[int, ...], rank: int, ranks: int) -> None:
-        self._cuda, self._nccl, self.rank = cuda, cuda.xp.cuda.nccl, rank
+        self._cuda, self._nccl, self.rank = cuda, library(cuda), rank
         self._error = self._nccl.NcclError
         self.version = int(self._nccl.get_version())  # 22703: 2.27.3
         self._comm = self._nccl.NcclCommunicator(ranks, unique_id, rank)
@@ -132,9 +144,9 @@ def open_nccl(job: Job, cuda: Cuda) -> tuple[NcclRanks | None, str]:
     offered = np.zeros(1 + ID_BYTES, np.int8)
     if job.rank == 0:
         try:
-            offered[1:] = cuda.xp.cuda.nccl.get_unique_id()
+            offered[1:] = library(cuda).get_unique_id()
             offered[0] = 1
-        except cuda.xp.cuda.nccl.NcclError as error:
+        except library(cuda).NcclError as error:
             why = f"NCCL cannot begin: {error}"
     unique_id = job.gather_bytes(offered.view(np.uint8), "the beginning of NCCL")[0].view(np.int8)
     if why := _agreed(job, why):
@@ -152,7 +164,7 @@ def _begin(job: Job, cuda: Cuda, unique_id: tuple[int, ...], limit_s: float) -> 
     deadline = time.monotonic() + limit_s
     try:
         found = NcclRanks(cuda, unique_id, job.rank, job.ranks)
-    except cuda.xp.cuda.nccl.NcclError as error:
+    except library(cuda).NcclError as error:
         return None, f"NCCL cannot begin: {error}"
     try:
         return found, found.exchange(job.ranks, deadline) if job.ranks > 1 else ""
@@ -196,7 +208,7 @@ def _agreed(job: Job, why: str) -> str:
 
 def why_no_library(cuda: Cuda) -> str:
     """Why NCCL's point-to-point calls cannot be called; empty when they can."""
-    nccl = getattr(cuda.xp.cuda, "nccl", None)
+    nccl = library(cuda)
     if nccl is None or not getattr(nccl, "available", False):
         return "CuPy finds no NCCL library (pip install nvidia-nccl-cu13, or -cu12 for CUDA 12)"
     version = nccl.get_version()

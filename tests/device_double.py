@@ -40,8 +40,10 @@ class DeviceArray:
     def __lt__(self, other):
         return DeviceArray(self._data < other)
 
-    def __neg__(self):
-        return DeviceArray(-self._data)
+    def __iadd__(self, other):
+        state.clean = False
+        self._data += other
+        return self
 
     def __itruediv__(self, other):
         state.clean = False

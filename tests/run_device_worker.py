@@ -12,7 +12,7 @@ import sys
 import numpy as np
 import runtime_programs as programs
 
-from taccl.runtime import check, cuda_ipc, gpu, nccl, staged, staged_shm
+from taccl.runtime import check, cuda_ipc, gpu, nccl, nccl_ranks, staged, staged_shm
 from taccl.runtime.bind import Bound, Buffers, compile_program
 from taccl.runtime.device_memory import DeviceMemory
 from taccl.runtime.device_trial import share_devices
@@ -67,9 +67,9 @@ def one(job, how, program, elements, dtype, op, inplace=False):
         transport = MpiCudaTransport(MpiTransport(job.MPI, job.data, 1))
     if how in HELD:
         pairs = [(source, target) for source, target, _ in compiled.rounds]
-        gpu.load().cuda.nccl.may_connect = True
+        nccl_ranks.library(cuda).may_connect = True
         RANKS.connect(job, pairs)
-        gpu.load().cuda.nccl.may_connect = False
+        nccl_ranks.library(cuda).may_connect = False
         rounds = compiled.rounds
         if how == "nccl-unordered":  # each rank first sends
             rounds = {key: 2 * turn + (key[1] == job.rank) for key, turn in rounds.items()}
@@ -125,6 +125,8 @@ cuda_ipc.ARENA_BYTES = 4096
 with Job(float(os.environ.get("DEADLINE", "20"))) as job:
     gpu.select(job.board.node_slot)
     cuda = gpu.Cuda(gpu.load())
+    # Exported arrays are known whatever made them.
+    assert DeviceMemory(cuda).place(DeviceMemory(cuda).empty(10, np.float32)) is not None
     NEIGHBOURS = share_devices(job, cuda, DeviceMemory(cuda), job.share_memory())
     assert NEIGHBOURS.sharing == (tuple(range(job.ranks)),) * job.ranks and not NEIGHBOURS.why_not
     found = share_pinned(job, cuda, NEIGHBOURS.sharing, "")
@@ -150,6 +152,8 @@ with Job(float(os.environ.get("DEADLINE", "20"))) as job:
             add(how, name, program, 2400, DTYPES["float32"], "sum")
             if name in ("allreduce", "reduce", "alltoall"):
                 add(how, name, program, 2405, DTYPES["bfloat16"], "avg")
+            if name == "allreduce":
+                add(how, name, program, 240, DTYPES["int32"], "avg")
         add(how, "allreduce", programs.ring_allreduce(job.ranks, 2), 2400, DTYPES["int32"], "max", True)
         add(how, "alltoall", programs.inplace_exchange(job.ranks), 2400, DTYPES["int64"], "sum", True)
     names = sorted(wrong)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import struct
@@ -18,6 +19,16 @@ from taccl.runtime.codecs import CODECS
 from taccl.runtime.codecs.measure import Measurement, errors, measure
 from taccl.runtime.codecs.samples import read_samples, synthetic
 from taccl.runtime.dtypes import DTYPES
+
+
+def archive() -> bytes:
+    """Two arrays as numpy.savez makes them, a zip."""
+    whole = io.BytesIO()
+    np.savez(whole, a=np.zeros(4, np.float32), b=np.ones(4, np.float32))
+    return whole.getvalue()
+
+
+ARCHIVE = archive()
 
 
 def bench(*arguments: str, fails: type[Exception] | None = None) -> Result:
@@ -125,6 +136,18 @@ def test_without_a_file_speeds_of_normal_values():
      "C004.*5 values of F32 in 8 bytes"),
     ("x.npy", b"\x93NUMPY\x01\x00" + struct.pack("<H", 58)
      + b"{'descr': '<f4', 'fortran_order': False, 'shape': (True,)}" + bytes(4), "C002"),
+    ("x.npy", b"\x93NUMPY\x01\x00" + struct.pack("<H", 58)
+     + b"{'descr': '<f4', 'fortran_order': False, 'shape': (1,)    " + bytes(4), "C002"),
+    ("x.npy", b"PK\x03\x04" + bytes(40), "C002"), ("x.npy", ARCHIVE, "C002"),
+    *(("x.safetensors", struct.pack("<Q", len(header)) + header + bytes(16), "C004") for header in (
+        b'{"a":{"dtype":"F32","data_offsets":[0,16],"shape":[' + b"9" * 4000 + b"," + b"9" * 4000 + b"]}}",
+        b'{"a":{"dtype":"F32","data_offsets":[0,16],"shape":[-2,-2]}}',
+        b'{"a":{"dtype":"F32","data_offsets":[0,16.9],"shape":[4]}}',
+        b'{"a":{"dtype":"F32","data_offsets":["0","16"],"shape":[4]}}',
+        b'{"a":{"dtype":"F32","data_offsets":[0,16],"shape":"4"}}',
+        b'{"a":{"dtype":"F32","data_offsets":[1e400,4],"shape":[1]}}',
+        b'{"a":{"dtype":"F32","data_offsets":[0,4],"shape":[Infinity]}}',
+    )),
     ("x.safetensors", struct.pack("<Q", 43) + b'{"a":{"dtype":"F32","data_offsets":[0,99]}}', "C004"),
     ("x.safetensors", struct.pack("<Q", 43) + b'{"a":{"dtype":"F32","data_offsets":[-4,0]}}', "C004"),
 ])  # fmt: skip

@@ -72,3 +72,16 @@ def test_infinities_are_passed_on_and_forgotten():
 def test_values_of_another_length_are_refused():
     with pytest.raises(ValueError, match="this feedback is for"):
         ErrorFeedback(3).owed(np.zeros(4, np.float32))
+
+
+@pytest.mark.parametrize("short", [True, False])
+def test_what_is_refused_owes_nothing(short):
+    """A wire that is too short, and one at an odd address."""
+    values = np.linspace(-1, 1, 300, dtype=np.float32)
+    _, feedback = steps_of(CODECS["q8"], [values])
+    before = feedback.residual.copy()
+    assert before.any()
+    wire = np.zeros(8, np.uint8) if short else np.zeros(1 << 16, np.uint8)[1:]
+    with pytest.raises(ValueError, match="wire"):
+        feedback.encode_into(CODECS["q8"], values, wire, Scratch())
+    assert (feedback.residual == before).all()

@@ -55,7 +55,7 @@ def test_without_mpi_it_says_what_to_install_and_exits_with_6(monkeypatch):
 
 def test_it_says_why_memory_cannot_be_shared(monkeypatch):
     assert doctor._shared_memory().ok
-    monkeypatch.setattr(doctor, "child", lambda command: ({"why_not": "it is forbidden"}, ""))
+    monkeypatch.setattr(doctor, "child", lambda command, *_: ({"why_not": "it is forbidden"}, ""))
     check = doctor._shared_memory()
     assert (check.ok, check.needed, check.detail) == (False, False, "it is forbidden")
     monkeypatch.setattr(shared.platform, "machine", lambda: "aarch64")
@@ -64,7 +64,7 @@ def test_it_says_why_memory_cannot_be_shared(monkeypatch):
 
 def test_wrong_data_between_two_ranks_is_a_failure(monkeypatch):
     monkeypatch.setattr(mpi, "mpiexec", lambda: "mpiexec")
-    monkeypatch.setattr(doctor, "child", lambda command: ({"right": False, "ranks": 1}, ""))
+    monkeypatch.setattr(doctor, "child", lambda command, *_: ({"right": False, "ranks": 1}, ""))
     (pair,) = [doctor._pair()]
     assert not pair.ok and pair.needed and "mpiexec must belong to the MPI library" in pair.advice
 
@@ -79,7 +79,7 @@ def test_a_gpu_with_a_library_that_crashes_on_device_memory(monkeypatch):
         "cuda": (None, "it ended with exit code 139 and said nothing"),
     }
     monkeypatch.setattr(mpi, "mpiexec", lambda: "mpiexec")
-    monkeypatch.setattr(doctor, "child", lambda command: answers[command[-1]])
+    monkeypatch.setattr(doctor, "child", lambda command, *_: answers[command[-1]])
     device, mps, ipc, pinned, nccl, aware = doctor._gpu()
     assert device.ok and "Some GPU" in device.detail
     assert not mps.ok and "take turns" in mps.detail

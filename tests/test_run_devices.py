@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -39,14 +40,14 @@ def test_right_data():
     """Exported buffers and private ones, two nodes, pinned memory, an MPI that takes device memory."""
     ended = on_double(3, WORKER, "shared,private,mixed,staged,direct")
     assert ended.code == 0, ended.err
-    assert json.loads(ended.out) == {"cases": 5 * 15, "wrong": {}}
+    assert json.loads(ended.out) == {"cases": 5 * 16, "wrong": {}}
 
 
 def test_right_data_over_pinned_shared_memory_and_nccl():
     """Each alone, NCCL beside CUDA IPC, and all three."""
     ended = on_double(3, WORKER, "pinned,nccl,near-nccl,three", CUPY_DOUBLE_DEVICES="3")
     assert ended.code == 0, ended.err
-    assert json.loads(ended.out) == {"cases": 4 * 15, "wrong": {}}
+    assert json.loads(ended.out) == {"cases": 4 * 16, "wrong": {}}
 
 
 @pytest.mark.parametrize(("devices", "mps", "said"), [("1", "0", True), ("1", "1", False), ("2", "0", False)])
@@ -164,9 +165,12 @@ def test_doctor_tries_pinned_memory_and_nccl(monkeypatch):
         ({"available": True, "get_version": lambda: 22703}, ""),
     ],
 )
-def test_a_library_without_what_is_needed_is_refused(nccl, why):
-    cupy = SimpleNamespace(cuda=SimpleNamespace(nccl=SimpleNamespace(**nccl)))
+def test_a_library_without_what_is_needed_is_refused(nccl, why, monkeypatch):
+    monkeypatch.setitem(sys.modules, "cupy_of_the_test.cuda.nccl", SimpleNamespace(**nccl))
+    cupy = SimpleNamespace(__name__="cupy_of_the_test")
     assert nccl_ranks.why_no_library(gpu.Cuda(cupy)) == why
+    absent = SimpleNamespace(__name__="cupy_that_is_not_there")
+    assert nccl_ranks.why_no_library(gpu.Cuda(absent)).startswith("CuPy finds no NCCL library")
 
 
 def test_too_little_device_memory_is_said_before_it_is_taken(tmp_path):

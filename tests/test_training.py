@@ -4,12 +4,16 @@ import numpy as np
 import pytest
 from native_algorithms import timed, two_nodes, with_plan
 
+from taccl.errors import UsageError
+from taccl.profiles.load import load_topology
 from taccl.runtime.codecs import CODECS, ErrorFeedback
 from taccl.runtime.coded import Coding
 from taccl.runtime.local import run_in_process
 from taccl.runtime.planned import planned
 from taccl.synth.collective import build
 from taccl.synth.lower import lower_exact
+from taccl.synth.request import Request
+from taccl.synth.synthesise import synthesise
 
 NODES = (0, 0, 1, 1)
 RANKS = 4
@@ -99,3 +103,16 @@ def test_training_with_q8_and_feedback_reaches_the_loss_of_training_without_a_co
     assert plain < start / 100
     assert abs(paid - plain) < start / 1000
     assert lost - plain > start / 100
+
+
+def test_a_relay_that_would_code_what_others_owe_is_refused():
+    """Ranks 0 and 2 sum over relays on the node of rank 0: what crosses to rank 2 is coded by a rank without a part."""
+    topology = load_topology("ring:4")
+    found = synthesise(Request(topology, "allreduce", 4096, engine="greedy", groups=((0, 2),)))
+    program = lower_exact(found, topology).program
+    coding = Coding((0, 0, 1, 0), lossless=False)
+    inputs = [np.ones(64 if rank in (0, 2) else 0, np.float32) for rank in range(4)]
+    how = {"codec": CODECS["q8"], "coding": coding, "collective": found.collective}
+    assert run_in_process(program, inputs, **how)[2].tolist() == [2.0] * 64
+    with pytest.raises(UsageError, match="a rank that contributes nothing to some values codes them"):
+        run_in_process(program, inputs, **how, feedback=[ErrorFeedback(len(values)) for values in inputs])

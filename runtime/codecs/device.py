@@ -80,6 +80,9 @@ class DeviceScratch:
     host: Scratch
 
 
+FRAME_ALIGNMENT = 8  # bytes; as on the host
+
+
 def source() -> str:
     """The CUDA C++ of the kernels."""
     files = resources.files("taccl.runtime.codecs")
@@ -142,7 +145,16 @@ def check_call(codec: Codec, dtype: DType, values: Any, wire: Any, scratch: Devi
         raise ValueError(f"{len(wire)} bytes of wire; most_bytes says what {count} values may need")
     if tiles > scratch.tiles:
         raise ValueError(f"{count} values, the scratch holds {scratch.tiles * scratch.tile}")
+    check_place(values, dtype.bytes, "values")
+    check_place(wire, FRAME_ALIGNMENT, "the wire")
     return count, tiles
+
+
+def check_place(array: Any, multiple: int, what: str) -> None:
+    """Raise ValueError for an address that kernels cannot use, after which nothing would work in the process."""
+    found = getattr(array, "__cuda_array_interface__", None) or array.__array_interface__
+    if len(array) and int(found["data"][0]) % multiple:
+        raise ValueError(f"{what} must begin at a multiple of {multiple} bytes")
 
 
 def entries_of(wire: Any, tiles: int) -> Any:
@@ -170,6 +182,7 @@ def decode_on_device(
     codec: Codec, dtype: DType, wire: Any, values: Any, scratch: DeviceScratch, origin: Origin | None = None
 ) -> Frame:
     """Decode a frame into the values (uint8 on the device). Raises FrameError as `decode_into` does."""
+    check_place(values, dtype.bytes, "values")
     frame, directory = read_on_device(codec, wire, scratch, origin)
     check_room(frame, dtype, len(values))
     _decode(codec, frame, directory, wire, values, scratch)
@@ -180,6 +193,7 @@ def accumulate_on_device(
     codec: Codec, wire: Any, total: Any, scratch: DeviceScratch, origin: Origin | None = None
 ) -> Frame:
     """Add the decoded values of a frame of floats to float32 values (uint8 on the device), in place."""
+    check_place(total, 4, "values")
     frame, directory = read_on_device(codec, wire, scratch, origin)
     if 4 * frame.elements != len(total) or frame.dtype.name not in FLOATS:
         raise FrameError(
@@ -204,6 +218,7 @@ def read_on_device(
     codec: Codec, wire: Any, scratch: DeviceScratch, origin: Origin | None
 ) -> tuple[Frame, Directory]:
     """A frame's header and directory, checked as on the host. Raises FrameError."""
+    check_place(wire, FRAME_ALIGNMENT, "the wire")
     head = np.zeros(min(HEADER_BYTES, len(wire)), np.uint8)
     scratch.cuda.download(head, wire[: len(head)])
     frame = expected(codec, lambda: read_header(head, len(wire)), origin)

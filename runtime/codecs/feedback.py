@@ -37,8 +37,16 @@ class ErrorFeedback:
         scratch: Scratch,
         origin: Origin = Origin(),  # noqa: B008 - frozen
     ) -> int:
-        """Code values + residual, keep the new residual, and give the bytes of the frame; as `encode_into` besides."""
-        used = encode_into(codec, self.owed(values), wire, scratch, origin)
+        """Code values + residual, keep the new residual, and give the bytes of the frame; as `encode_into` besides.
+
+        What cannot be coded leaves the residual as it was.
+        """
+        self._decoded[:] = self.residual
+        try:
+            used = encode_into(codec, self.owed(values), wire, scratch, origin)
+        except BaseException:
+            self.residual[:] = self._decoded
+            raise
         decode_into(codec, wire[:used], self._decoded, scratch)
         self.paid(self._decoded)
         return used

@@ -40,6 +40,7 @@ from taccl.runtime.dtypes import DTYPES, DType
 PREFIX = 16
 # How nvCOMP's ANS shall look at the bytes; the others are bytes to it.
 DATA_TYPES = {"float32": "<f4", "float16": "<f2", "bfloat16": "<f2"}
+OF_FLOATS = 6  # the first version that looks at float32 as such
 
 
 def load() -> Any:
@@ -164,4 +165,8 @@ def decode_with_nvcomp(
 
 
 def _codec(nvcomp: Any, dtype: DType) -> Any:
-    return nvcomp.Codec(algorithm="ANS", data_type=DATA_TYPES.get(dtype.name, "|u1"))
+    kind = DATA_TYPES.get(dtype.name, "|u1")
+    version = str(getattr(nvcomp, "__version__", OF_FLOATS)).partition(".")[0]
+    if kind == "<f4" and int(version) < OF_FLOATS:
+        kind = "|u1"
+    return nvcomp.Codec(algorithm="ANS", data_type=kind)

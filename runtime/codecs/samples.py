@@ -6,6 +6,7 @@ import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -19,6 +20,8 @@ SAFETENSORS = {
 }  # fmt: skip
 # More would be no header of a file of tensors.
 MOST_HEADER_BYTES = 100 << 20
+MOST_DIMENSIONS = 64
+MAGIC = b"\x93NUMPY"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,14 +93,21 @@ def _spread(path: str, dtype: DType, arrays: list[Array], limit_bytes: int) -> S
 
 
 def _npy(path: str) -> Array:
+    # numpy's own words speak of pickles, which are never loaded here; of archives only the name may say that they are
+    # arrays.
+    refused = invalid(
+        path, "C002", "this is no array of numbers in numpy's format (np.save), or its end is missing"
+    )
+    with Path(path).open("rb") as stream:
+        if stream.read(len(MAGIC)) != MAGIC:
+            raise refused
     try:
         # Mapped read-only; a pickle, which could run code, is refused.
         loaded: Array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, EOFError, TypeError, OverflowError) as error:
-        # numpy's own words speak of pickles, which are never loaded here.
-        raise invalid(
-            path, "C002", "this is no array of numbers in numpy's format (np.save), or its end is missing"
-        ) from error
+    except (OSError, MemoryError):
+        raise
+    except Exception as error:  # of Python's own parser, too, which reads headers
+        raise refused from error
     # In the byte order of this machine, whatever the file's is.
     return np.ascontiguousarray(loaded, loaded.dtype.newbyteorder("="))
 
@@ -129,13 +139,8 @@ def read_safetensors(path: str) -> dict[str, Array]:
     try:
         for name, entry in json.loads(data[8 : 8 + length].tobytes()).items():
             if name != "__metadata__":
-                start, end = entry["data_offsets"]
-                places[name] = (
-                    str(entry["dtype"]),
-                    int(start),
-                    int(end),
-                    math.prod(map(int, entry["shape"])),
-                )
+                start, end = _whole(entry["data_offsets"])
+                places[name] = str(entry["dtype"]), start, end, math.prod(_whole(entry["shape"]))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise invalid(
             path, "C004", f"the header of this safetensors file cannot be read: {error!r}"
@@ -150,10 +155,18 @@ def read_safetensors(path: str) -> dict[str, Array]:
             raise invalid(
                 path, "C004", f"tensor {name!r} has {values} values of {kind} in {end - start} bytes"
             )
-        part = body[start:end]
-        # Headers have any length, so tensors may be misaligned; a copy is not.
-        found[name] = part.copy().view(dtype) if dtype.itemsize > 1 else part.view(dtype)
+        # Headers have any length, so tensors may be misaligned; `_spread` copies what it takes.
+        found[name] = body[start:end].view(dtype)
     return found
+
+
+def _whole(numbers: Any) -> list[int]:
+    """Offsets or sizes in a header. Raises ValueError for anything but whole numbers that a file may have."""
+    if not isinstance(numbers, list) or len(numbers) > MOST_DIMENSIONS:
+        raise ValueError("no list of offsets or sizes")
+    if not all(type(number) is int and 0 <= number < 2**63 for number in numbers):
+        raise ValueError("offsets and sizes are whole numbers from 0")
+    return numbers
 
 
 def invalid(path: str, code: str, message: str, help: str = "") -> InvalidInput:

@@ -93,14 +93,17 @@ def _between(job: Job, cuda: Cuda, found: Neighbours) -> tuple[str, Neighbours]:
     """What ranks take that have no memory in common. Rank 0 tries the MPI in child processes, because it may crash."""
     import numpy as np
 
-    from taccl.runtime.doctor import mpi_takes_device_memory
+    from taccl.runtime.doctor import TIMEOUT_S, device_memory_passes
     from taccl.runtime.nccl_ranks import open_nccl
 
     ranks, why = open_nccl(job, cuda)
     if ranks is not None:
         return "nccl", replace(found, nccl=ranks)
     found = replace(found, why_not=_both(found.why_not, f"no nccl: {why}"))
-    aware = job.rank == 0 and mpi_takes_device_memory()[0]
+    aware = False
+    if job.rank == 0:  # the others wait for it, and that has an end
+        aware, how = device_memory_passes(min(TIMEOUT_S, job.watchdog.deadline_s / 2))
+        found = found if aware else replace(found, why_not=_both(found.why_not, f"no mpi-cuda: {how}"))
     everyone = job.gather_bytes(np.array([aware], np.uint8), "the probe of device memory")
     return "mpi-cuda" if everyone[0, 0] else "staged-mpi", found
 

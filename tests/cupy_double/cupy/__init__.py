@@ -362,6 +362,7 @@ cuda = types.SimpleNamespace(
     UnownedMemory=UnownedMemory,
     alloc_pinned_memory=alloc_pinned_memory,
     get_current_stream=lambda: _current[-1],
+    nvrtc=types.SimpleNamespace(getVersion=lambda: (13, 0)),
     runtime=runtime,
 )
 
@@ -369,11 +370,14 @@ cuda = types.SimpleNamespace(
 # After all that it uses.
 from cupy import _nccl  # noqa: E402
 
-cuda.nccl = _nccl
+sys.modules["cupy.cuda.nccl"] = _nccl  # no attribute of `cupy.cuda` before somebody has imported it
 
 
 def get_default_memory_pool():
     return types.SimpleNamespace(free_all_blocks=lambda: None)
+
+
+get_default_pinned_memory_pool = get_default_memory_pool
 
 
 # Kernels
@@ -458,8 +462,9 @@ class ndarray:
     def __lt__(self, other):
         return asarray(self._now() < other)
 
-    def __neg__(self):
-        return asarray(-self._now())
+    def __iadd__(self, other):
+        _put(lambda: np.add(self._host(), other, out=self._host()))
+        return self
 
     def __itruediv__(self, other):
         _put(lambda: np.true_divide(self._host(), other, out=self._host(), casting="unsafe"))
