@@ -17,7 +17,7 @@ import numpy as np
 from taccl.errors import CheckFailed, UsageError
 from taccl.profiles.topology import Topology
 from taccl.runtime import check, check_values, codecs, gpu
-from taccl.runtime.bench_checks import check_results, differs_uncoded, judge
+from taccl.runtime.bench_checks import check_results, differs_uncoded, filled, judge
 from taccl.runtime.bench_settings import RAW, Settings
 from taccl.runtime.bind import (
     Bound,
@@ -263,7 +263,8 @@ def _measure_mode(
     cuda = gpu.Cuda(gpu.load()) if on_device else None
     pinned = 0
     if cuda is not None:
-        for one, on in [(compiled, shape)] if other is None else [(compiled, shape), other[:2]]:
+        bound_too = [(plain, shape)] if compared_bytes else []
+        for one, on in [(compiled, shape), *bound_too, *([] if other is None else [other[:2]])]:
             frames = codec if one is compiled else None
             rooms, slots_bytes = device_bytes(one, on, dtype, inside, settings, neighbours, job.rank, frames)
             needed, pinned = needed + rooms, pinned + slots_bytes
@@ -349,7 +350,11 @@ def _measure_mode(
         call = reference.call if settings.reference and cuda is None and beside_mpi else None
         if other is not None and settings.reference:
             call = functools.partial(job.run, bounds[1])
-        mine, its = _time(job, bounds[0], call, settings)
+        refill = None
+        if inplace and op is not None and codec is not None:
+            # Run after run on its own sums the data would become what no codec is meant for.
+            refill = functools.partial(filled, host, cuda, bounds[0], judged.fill)
+        mine, its = _time(job, bounds[0], call, settings, refill)
         sent = job.reduce(np.array(bounds[0].executor.coded_bytes(), np.int64), "sum")
         seen = spans(job, compiled.plans[job.rank], marks) if settings.calibrate else None
         with job.waiting("it waits for the other ranks to free what the size needed"):
@@ -367,7 +372,11 @@ def _measure_mode(
 
 
 def _time(
-    job: Job, bound: Bound, reference: Callable[[], Any] | None, settings: Settings
+    job: Job,
+    bound: Bound,
+    reference: Callable[[], Any] | None,
+    settings: Settings,
+    refill: Callable[[], object] | None = None,
 ) -> tuple[Timing, Timing | None]:
     runs: list[Callable[[], Any]] = [lambda: job.run(bound)]
     if reference is not None:
@@ -375,6 +384,8 @@ def _time(
     taken = np.zeros((len(runs), settings.iterations))
     for turn in range(-settings.warmup, settings.iterations):
         for index, run in enumerate(runs):
+            if refill is not None:
+                refill()
             # The first may be held up behind what the run before left on slow links, and ranks then leave it at
             # different times; the second finds them empty. Who is early leaves the cores to those that still run.
             job.barrier(patient=True)

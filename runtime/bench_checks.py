@@ -97,8 +97,7 @@ def check_results(
     """(wrong elements, bytes written outside, largest error, largest exact value) over all ranks and checks."""
     sums, largest = np.zeros(2, np.int64), np.array([0.0, -1.0])
     for _ in range(max(checks, 1)):  # without checks too, because timed runs want defined data
-        fill()
-        _to_device(cuda, host, bound)
+        filled(host, cuda, bound, fill)
         if not checks:
             return None, 0, 0.0, -1.0
         job.barrier()
@@ -110,6 +109,12 @@ def check_results(
     total = job.reduce(sums, "sum")
     error, value = job.reduce(largest, "max").tolist()
     return int(total[0]), int(total[1]), error, value
+
+
+def filled(host: Buffers, cuda: Any, bound: Bound, fill: Callable[[], object]) -> None:
+    """Put data where a run finds them."""
+    fill()
+    _to_device(cuda, host, bound)
 
 
 def _to_device(cuda: Any, host: Buffers, bound: Bound) -> None:

@@ -57,23 +57,23 @@ UFUNCS = {"sum": "add", "prod": "multiply", "min": "minimum", "max": "maximum", 
 
 
 def select_dtypes(text: str) -> list[DType]:
-    """The types of `-d`: one name, several with commas, or all. Raises UsageError for an unknown one."""
+    """The types of `-d`, each once: one name, several with commas, or all. Raises UsageError for an unknown one."""
     if text == "all":
         return list(DTYPES.values())
     names = [ALIASES.get(name, name) for name in text.split(",")]
     for name in names:
         if name not in DTYPES:
             raise UsageError(f"unknown data type {name!r}; known: {', '.join(DTYPES)}, all")
-    return [DTYPES[name] for name in names]
+    return [DTYPES[name] for name in dict.fromkeys(names)]
 
 
 def select_ops(text: str) -> list[str]:
-    """The reductions of `-o`: one name, several with commas, or all. Raises UsageError for an unknown one."""
+    """The reductions of `-o`, each once: one name, several with commas, or all. Raises UsageError for an unknown."""
     names = list(OPS) if text == "all" else text.split(",")
     for name in names:
         if name not in OPS:
             raise UsageError(f"unknown reduction {name!r}; known: {', '.join(OPS)}, all")
-    return names
+    return list(dict.fromkeys(names))
 
 
 def combiner(op: str, xp: Any = np) -> Callable[..., object]:
@@ -88,18 +88,24 @@ def inside_type(dtype: DType, op: str | None, accumulate: str) -> DType:
     return DTYPES["float32"] if op is not None and short and accumulate == "float32" else dtype
 
 
+def inside_bytes(size_bytes: int, dtype: DType, op: str | None, accumulate: str) -> int:
+    """What values of so many bytes take in the type in which a program moves them."""
+    return size_bytes * inside_type(dtype, op, accumulate).bytes // dtype.bytes
+
+
 def divide(array: Any, ranks: int) -> None:
     """Divide in place, as the last step of avg. Integers are truncated towards zero, as in C and NCCL."""
     if array.dtype.kind not in "iu":
         array /= array.dtype.type(ranks)
         return
+    if ranks > np.iinfo(array.dtype).max:  # which no sum of that type is
+        array[...] = 0
+        return
     if array.dtype.kind == "i":
-        negative = array < 0
-        array[negative] = -array[negative]
-        array //= array.dtype.type(ranks)
-        array[negative] = -array[negative]
-    else:
-        array //= array.dtype.type(ranks)
+        array[array < 0] += array.dtype.type(
+            ranks - 1
+        )  # towards zero, where // goes down; never beyond the type
+    array //= array.dtype.type(ranks)
 
 
 def table(dtype: DType, op: str | None, rank: int, ranks: int) -> Array:

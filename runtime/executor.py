@@ -354,6 +354,12 @@ class Executor:
             user = self.plan.operations[number + 1]
             place = user.src if user.dst == place else user.dst
         assert place is not None
+        if place[0] == "t":  # of sums; the rest of the step says which chunks
+            step = [o for o in self.plan.operations if (o.threadblock, o.step) == (op.threadblock, op.step)]
+            named = [
+                extent for o in step for extent in (o.dst, o.src) if extent is not None and extent[0] in "ios"
+            ]
+            place = named[0] if named else place
         name = {"i": "input", "o": "output", "s": "scratch", "t": "staging"}[place[0]]
         last = f" to {place[1] + place[2] - 1}" if place[2] > 1 else ""
         return f"chunk{'s' * bool(last)} {place[1]}{last} of its {name}"

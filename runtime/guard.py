@@ -176,6 +176,11 @@ class Guard:
         _close_others([*kept, int(os.environ["PMI_FD"])] if "PMI_FD" in os.environ else kept)
         listener = select.poll()
         listener.register(reader, select.POLLIN)
+        # The end of the pipe is not heard while a process lives that the rank has forked.
+        end_of_rank = -1
+        with contextlib.suppress(AttributeError, OSError):  # an older system
+            end_of_rank = os.pidfd_open(rank)
+            listener.register(end_of_rank, select.POLLIN)
         begin, patience_s = time.monotonic(), max(deadline_s, LEAST_S)
         # One after another, so that the first one's message is the only one: it ends the job.
         end = begin + patience_s + 0.5 * min(self._place.rank, 20)
@@ -204,7 +209,7 @@ class Guard:
                 elif (stopped := siblings.stopped(0.0)) is not None:
                     said += f"; rank {stopped} has been stopped"
                 break
-            word = os.read(reader, 1) if heard else b""
+            word = _last_word(reader) if heard else b""
             if starting:
                 segments.update(mpi.segments(rank))
             if not word and (heard or time.monotonic() >= look_at):
@@ -290,6 +295,13 @@ class Guard:
         if held:
             # A launcher that has ended may stay a zombie for seconds.
             _wait(lambda: process_state(launcher) in "ZX", LINGER_S)
+
+
+def _last_word(reader: int) -> bytes:
+    """What is in a pipe; nothing where its writer has ended."""
+    pipe = select.poll()
+    pipe.register(reader, select.POLLIN)
+    return os.read(reader, 1) if pipe.poll(0) else b""
 
 
 def _close_others(kept: Iterable[int]) -> None:

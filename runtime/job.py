@@ -398,11 +398,13 @@ class Job:
         elif executor.coding and not self._two_cores:
             waiting = self._moving(Pauses(lambda: executor.left))
         watchdog.doing(executor)
-        while not executor.advance(POLLS_BEFORE_SLEEP, waiting, self._spins):
+        done = executor.advance(POLLS_BEFORE_SLEEP, waiting, self._spins)
+        while not done:
             left = executor.left
-            while not executor.advance() and executor.left == left:  # a long wait: leave the core to others
+            while not (done := executor.advance()) and executor.left == left:
                 self._call_library()
-                time.sleep(50e-6)
+                time.sleep(50e-6)  # a long wait: leave the core to others
+            done = done or executor.advance(POLLS_BEFORE_SLEEP, waiting, self._spins)
         watchdog.doing(None)
         if sleeper is not None:
             sleeper.forget()

@@ -179,7 +179,8 @@ class NativeRun:
             row["mine"] = address(view(op.src))
             operands.append(int(row["mine"]))
         known = op.kind == "copy" or (combine is np.add and result.dtype.name in SUMS)
-        odd = any(place % result.itemsize for place in (to, *operands))
+        # Copies take any address; and what lies in a parcel is read by the code alone.
+        odd = op.kind == "reduce" and any(place % result.itemsize for place in (to, *operands))
         if not known or odd or any(overlap(to, place, result.nbytes) for place in operands):
             row["kind"] = CALL
         elif op.kind == "copy":

@@ -36,24 +36,37 @@ class Moving:
         return True
 
 
-def moved_bytes() -> int:
-    """Bytes received and bytes sent that the peer's kernel has confirmed; 0 where the system does not tell."""
-    total = 0
-    with contextlib.suppress(OSError):
-        for opened in os.listdir("/proc/self/fd"):
-            total += _moved(int(opened))
-    return total
+class Connections:
+    """What the TCP connections of this process have moved since they were first looked at, and before."""
+
+    def __init__(self) -> None:
+        self._counts: dict[str, int] = {}  # by the kernel's name
+        self._moved = 0
+
+    def moved_bytes(self) -> int:
+        """Bytes received and bytes sent that the peer's kernel has confirmed; 0 where the system does not tell.
+
+        What a connection had moved when it was last looked at stays in it when the connection has been closed.
+        """
+        counts: dict[str, int] = {}
+        with contextlib.suppress(OSError):
+            for opened in os.listdir("/proc/self/fd"):
+                counts |= _moved(int(opened))
+        self._moved += sum(max(0, count - self._counts.get(name, 0)) for name, count in counts.items())
+        self._counts |= counts  # of one that cannot be looked at now, too
+        return self._moved
 
 
-def _moved(fd: int) -> int:
-    """The same of one file; 0 for anything else than a TCP connection."""
+def _moved(fd: int) -> dict[str, int]:
+    """The kernel's name of a file and its bytes; nothing for anything else than a TCP connection."""
     with contextlib.suppress(OSError):  # closed by now, or not TCP
-        if os.readlink(f"/proc/self/fd/{fd}").startswith("socket:"):
+        name = os.readlink(f"/proc/self/fd/{fd}")
+        if name.startswith("socket:"):
             blocking, changes = os.get_blocking(fd), socket.getdefaulttimeout() is not None
             with socket.socket(fileno=os.dup(fd)) as connection:
                 if changes:  # a default timeout makes every new socket one that does not block
                     os.set_blocking(fd, blocking)
                 info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, INFO_BYTES)
                 if len(info) == INFO_BYTES:
-                    return sum(struct.unpack_from("QQ", info, COUNTS_AT))
-    return 0
+                    return {name: sum(struct.unpack_from("QQ", info, COUNTS_AT))}
+    return {}

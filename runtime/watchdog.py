@@ -69,7 +69,8 @@ class Watchdog:
 
     def _watch(self) -> None:
         seen, since = self._marks(), time.monotonic()
-        looked, moving = since, tcp_counts.Moving(since, tcp_counts.moved_bytes())
+        connections = tcp_counts.Connections()
+        looked, moving = since, tcp_counts.Moving(since, connections.moved_bytes())
         before, woken = since, since - AWAKE_S
         # A tick well below the deadline, so that the job ends soon after it.
         while not self._stop.wait(min(0.1, self.deadline_s / 10)):
@@ -77,7 +78,7 @@ class Watchdog:
             if now - before > ASLEEP_S:  # the clock has gone on, and maybe nobody else
                 since, woken = since + now - before, now
                 looked = now
-                moving.begin(now, tcp_counts.moved_bytes())
+                moving.begin(now, connections.moved_bytes())
             before = now
             self._board.sign(now, self._doing is not None)
             self._guard.note(self._waits())
@@ -86,7 +87,7 @@ class Watchdog:
                     self._board.progress(now)
                 seen, since = marks, now
             elif now - max(since, looked) > min(TCP_AFTER_S, self.deadline_s / 4):
-                first, looked, moved = looked < since, now, tcp_counts.moved_bytes()
+                first, looked, moved = looked < since, now, connections.moved_bytes()
                 if first:  # what moved before this wait is no progress of it
                     moving.begin(now, moved)
                 elif moving.goes_on(now, moved):

@@ -35,6 +35,11 @@ def fail(how: str) -> None:
         os.kill(os.getpid(), signal.SIGSTOP)
     elif how == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
+    elif how == "kill_beside_child":
+        if os.fork() == 0:  # as workers that load data are: it keeps all that the rank has open
+            time.sleep(2.8)
+            os._exit(0)
+        os.kill(os.getpid(), signal.SIGKILL)
     elif how == "unseen":
         kill_unseen()
     elif how == "sleep":
@@ -78,7 +83,10 @@ def kill_unseen() -> None:
         os.setsid()
         os.closerange(0, 1024)
         for rank in sorted(ranks, key=lambda one: one != victim):
-            os.kill(rank, signal.SIGKILL)
+            with contextlib.suppress(
+                ProcessLookupError
+            ):  # its MPI has noticed the death, and the launcher its own
+                os.kill(rank, signal.SIGKILL)
             while process_state(rank) not in "ZX":
                 time.sleep(0.001)
         os.kill(guards.pop(), signal.SIGCONT)

@@ -105,7 +105,7 @@ def complaints_about(found: dict[str, Any], profile: Path, of: Layout) -> list[s
 @pytest.mark.parametrize(
     "of",
     [
-        pytest.param(layout(3, 2, "200mbit", {2: "50mbit"}, latency_us=300), id="3x2-one-slow-latency"),
+        pytest.param(layout(3, 2, "200mbit", {2: "50mbit"}, latency_us=1000), id="3x2-one-slow-latency"),
         pytest.param(
             layout(4, 1, "200mbit", {1: "100mbit"}, rack_of=(0, 1, 0, 1), trunks=("200mbit", "300mbit")),
             id="4x1-one-slow-in-two-racks-shaped-by-the-kernel",
@@ -128,7 +128,7 @@ def test_an_uneven_machine_is_found_as_it_was_made(of: Layout, tmp_path: Path) -
 @pytest.mark.mpi
 @pytest.mark.timeout(500)
 def test_the_node_boundary_is_measured_when_host_names_say_nothing(tmp_path: Path) -> None:
-    of = layout(2, 2, "200mbit", latency_us=300)
+    of = layout(2, 2, "200mbit", latency_us=1000)
 
     def attempt() -> list[str]:
         profile = tmp_path / "profile.yaml"

@@ -232,3 +232,33 @@ def test_names_that_a_profile_cannot_hold_are_refused(name: str, tmp_path: Path)
     result = CliRunner().invoke(command, ["--name", name, "-o", str(target)])
     assert result.exit_code == 2 and "a name of 1 to 128 printable characters" in result.stderr
     assert not target.exists()
+
+
+SLOW = """
+import time
+from mpi4py import MPI
+from taccl.profiles.measure.buffers import HostBuffers
+from taccl.profiles.measure.mpi_prober import MpiProber
+from taccl.profiles.measure.probe import Probe, Trial
+
+class Slow(HostBuffers):
+    def before_send(self, wire):
+        time.sleep(0.5)
+
+prober = MpiProber(MPI, MPI.COMM_WORLD, Slow(), 1.5, {}, {})
+if MPI.COMM_WORLD.Get_rank():
+    prober.serve()
+else:
+    probe = Probe(((1, 2),), ((Trial(1, 1, 64),),), 10)
+    print(bool((prober.run(probe) > 3e5).all()))
+    prober.close()
+"""
+
+
+@pytest.mark.mpi
+@pytest.mark.usefixtures("needs_a_launcher")
+@pytest.mark.timeout(60)
+def test_a_probe_may_take_longer_than_the_deadline_of_its_messages():
+    """Rank 0 takes no part; the two others are slow and not dead, and say so."""
+    ended = launch(3, "-c", SLOW)
+    assert (ended.code, ended.out) == (0, "True\n"), ended.err

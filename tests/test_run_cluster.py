@@ -49,6 +49,8 @@ def test_nodes_share_memory_inside_and_messages_between(tmp_path, asked, others)
         "count": 0,
         "okay": True,
     }
+    hosts = [device["host"] for device in document["devices"]]
+    assert len(set(hosts[:2])) == len(set(hosts[2:])) == 1 and len(set(hosts)) == 2
     for row in document["results"]:  # a ring: half of its messages cross between the nodes
         classes = {part["name"]: part for part in row["calibration"]["classes"]}
         assert {name: part["messages"] for name, part in classes.items()} == {"leaf": 12, "spine": 12}

@@ -192,3 +192,32 @@ def test_a_file_without_values_of_the_type_is_refused(tmp_path):
         read_data(str(tmp_path / "ids.npy"), (DTYPES["float32"],))
     with pytest.raises(InvalidInput, match="No such file"):
         read_data(str(tmp_path / "none.npy"), (DTYPES["int64"],))
+
+
+@pytest.mark.mpi
+@mpi
+def test_timed_runs_in_place_code_what_was_given(saved):
+    """And not the sums of the run before, which are infinities after so many runs."""
+    path = saved(programs.ring_allreduce(2, 1, inplace=True))
+    size = ("-b", "256K", "-e", "256K", "-d", "float16", "-n", "40", "-w", "1", "--deadline", "20")
+    ended = taccl(2, "run", path, "--codec", "xw", "--codec-links", "all", *size, "--json", "-")
+    assert ended.code == 0, ended.err
+    once = taccl(
+        2,
+        "run",
+        path,
+        "--codec",
+        "xw",
+        "--codec-links",
+        "all",
+        *size[:6],
+        "-n",
+        "1",
+        "-w",
+        "0",
+        "--json",
+        "-",
+    )
+    assert once.code == 0, once.err
+    many, one = (json.loads(found.out)["results"][0]["in_place"] for found in (ended, once))
+    assert many["coded_wire_bytes"] == one["coded_wire_bytes"]

@@ -106,6 +106,25 @@ def test_a_wrong_program_to_run_against_is_named(saved):
 
 @pytest.mark.mpi
 @mpi
+def test_predictions_are_of_what_moves(tmp_path):
+    """Sums of float16 in float32 move twice the bytes, in the model as in the run."""
+    topology = load_topology("ring:3")
+    path = tmp_path / "allreduce.json"
+    path.write_text(write_native(timed(topology, build("allreduce", 3), "ring", 600_000), topology))
+    found = {}
+    for type_, size, more in (("float16", 300_000, ("--accumulate", "float32")), ("float32", 600_000, ())):
+        sizes = ("-b", str(size), "-e", str(size), "-d", type_, *more)
+        ended = taccl(3, "run", str(path), *sizes, "--calibrate", "--json", "-", *FAST)
+        assert ended.code == 0, ended.err
+        (row,) = json.loads(ended.out)["results"]
+        classes = row["calibration"]["classes"]
+        found[type_] = row["predicted_time_us"], row["wire_bytes"], [part["bytes"] for part in classes]
+        assert sum(part["bytes"] for part in classes) == row["wire_bytes"]
+    assert found["float16"] == found["float32"]
+
+
+@pytest.mark.mpi
+@mpi
 def test_sums_in_float32(saved):
     """Twice the bytes on the wire for 16-bit floats, nothing else changes."""
     path, more = (
@@ -318,6 +337,10 @@ def test_custom_collective_from_a_file(saved, tmp_path):
     assert ended.code == 0, ended.err
     (row,) = rows(ended.out)
     assert row[8] == "0" and row[13] == "n/a"  # MPI has no such collective
+    places = (tmp_path / "own.yaml").read_text()
+    (tmp_path / "other.yaml").write_text(places.replace("ranks: 3", "ranks: 4"))
+    other = taccl(3, "run", saved(program), "--pre-post", str(tmp_path / "other.yaml"), *sizes)
+    assert other.code == 2 and "other.yaml has 4 ranks, and the program 3" in other.err
     unknown = taccl(3, "run", saved(program), *sizes)
     assert unknown.code == 3 and len(messages(unknown)) == 1
 

@@ -346,7 +346,9 @@ def test_a_rank_that_leaves_ends_the_job_at_once(how, code, words):
     assert words in said and "the job is ended" in said
 
 
-@pytest.mark.parametrize(("how", "way"), [("kill", "mpi"), ("kill", "shm"), ("os_exit", "mpi")])
+@pytest.mark.parametrize(("how", "way"), [
+    ("kill", "mpi"), ("kill", "shm"), ("os_exit", "mpi"), ("kill_beside_child", "shm"),
+])  # fmt: skip
 def test_a_rank_that_dies_takes_the_job_with_it(how, way):
     """Nobody can speak for a process that is gone but its own child."""
     ended = fault(how, way)

@@ -160,3 +160,32 @@ def test_arrays_must_fit_the_program():
         UsageError, match="has 4 elements and the output 13; with blocks of 4 allgather wants 4 and 12"
     ):
         fitted(programs.ring_allgather(3, 2), 1, whole[:4], np.zeros(13, np.float32))
+
+
+UNALIGNED = """
+import sys
+import numpy as np
+from taccl import Job, open_collective
+
+with Job(20) as job:
+    values, wrong = np.frombuffer(bytearray(2 * 256 * 4 + 1), np.float32, 512, 1), 0
+    places = np.arange(512, dtype=np.float32)
+    with open_collective(job, sys.argv[1], values, values) as exchange:
+        for turn in range(7):
+            values[:] = 1000 * job.rank + places + turn
+            exchange()
+            mine = places[256 * job.rank : 256 * (job.rank + 1)]
+            wrong += int((values != np.concatenate([mine + turn, 1000 + mine + turn])).sum())
+    total = job.reduce(np.array([wrong]), "sum")
+    if job.rank == 0:
+        print(total[0])
+"""
+
+
+@pytest.mark.mpi
+@mpi
+@pytest.mark.parametrize("native", ["1", "0"])
+def test_arrays_at_odd_addresses(saved, native):
+    """What arrives while the cell is still to be sent is copied there later, which no loop does for odd addresses."""
+    ended = launch(2, "-c", UNALIGNED, saved(programs.inplace_exchange(2)), TACCL_NATIVE=native)
+    assert (ended.code, ended.out) == (0, "0\n"), ended.err

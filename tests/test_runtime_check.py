@@ -59,6 +59,14 @@ def test_average_truncates_integers_as_c_does():
     small = np.array([0, 5, 255], np.uint8)
     divide(small, 2)
     assert small.tolist() == [0, 2, 127]
+    for kind, ranks in (("int32", 2), ("int64", 2), ("int32", 3), ("int64", 7)):
+        ends = np.iinfo(kind).min, np.iinfo(kind).min + 1, -ranks, 1 - ranks, -1, np.iinfo(kind).max
+        sums = np.array(ends, kind)
+        divide(sums, ranks)
+        assert sums.tolist() == [-(-end // ranks) if end < 0 else end // ranks for end in ends]
+    many = np.array([0, 255], np.uint8)
+    divide(many, 256)
+    assert many.tolist() == [0, 0]
     halves = np.array([1.0, 3.0], np.float16)
     divide(halves, 2)
     assert halves.tolist() == [0.5, 1.5]
@@ -68,6 +76,8 @@ def test_names_of_types_and_reductions():
     assert [d.name for d in select_dtypes("half,double,bfloat16")] == ["float16", "float64", "bfloat16"]
     assert len(select_dtypes("all")) == 7
     assert select_ops("all") == list(OPS)
+    assert [d.name for d in select_dtypes("float32,half,float,float16")] == ["float32", "float16"]
+    assert select_ops("sum,max,sum") == ["sum", "max"]
     with pytest.raises(UsageError, match="unknown data type 'float8'"):
         select_dtypes("float8")
     with pytest.raises(UsageError, match="unknown reduction 'xor'"):

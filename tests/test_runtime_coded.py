@@ -2,6 +2,7 @@
 
 import functools
 from itertools import pairwise
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,9 +19,10 @@ from taccl.runtime.codecs.codec import EXACT
 from taccl.runtime.coded import Coding, coded
 from taccl.runtime.compile import compile_ranks
 from taccl.runtime.dtypes import DTYPES
+from taccl.runtime.executor import Executor
 from taccl.runtime.frames import FrameMemory
 from taccl.runtime.layout import layout
-from taccl.runtime.local import run_in_process
+from taccl.runtime.local import compile_all, run_in_process
 from taccl.runtime.parts import part_bounds
 from taccl.runtime.rendezvous import finishes
 from taccl.runtime.semantics import collective_of
@@ -380,3 +382,13 @@ def test_what_overflows_on_the_way_is_not_called_wrong(op):
     for value, wrong in ((right, 0), (right + 1, 1)):
         got = np.float32([np.inf, value])
         assert check_values.compare(got, parts, DTYPES["float32"], op, tolerance)[0] == wrong
+
+
+def test_messages_of_sums_are_named_by_the_chunks_of_the_program():
+    """Not by the slot that they arrive in or leave from, coded or not."""
+    plain = compile_all(programs.ring_allreduce(3, 2), True).plans
+    coded_ = compile_all(lowered("allreduce", "direct"), False, None, Coding(None, lossless=False)).plans
+    for plan in [*plain.values(), *coded_.values()]:
+        messages = [number for number, op in enumerate(plan.operations) if op.kind in ("send", "recv")]
+        said = [Executor._chunks(SimpleNamespace(plan=plan), number) for number in messages]
+        assert len(said) > 2 and not any("staging" in words for words in said), said

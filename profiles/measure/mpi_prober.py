@@ -30,7 +30,7 @@ from taccl.runtime.machine import usable
 from taccl.runtime.tcp_link import NO_LIMIT
 
 _COMMAND, _RESULT, DATA, ACK, _GATE = 1, 2, 3, 4, 5  # tags
-_SIGN_OF_LIFE = "-"  # rank 0 is alive, though it has nothing to do for this rank
+_SIGN_OF_LIFE = "-"  # a rank is alive, though it has nothing to ask for or to answer yet
 _NAP_S = 0.0005
 _POLLS_PER_CLOCK = 2048  # polls between two looks at the deadline
 # Polls between two calls of MPI by a rank that waits for something else: a command that it has sent may still be in
@@ -180,13 +180,18 @@ class MpiProber:
                     raise RunFailed(self._describe(error)) from error
 
     def _answer(self, rank: int) -> Any:
-        text = self._sleep_for(rank, _RESULT, 2 * self._deadline_s + 1)
-        if text is None:
-            raise RunFailed(
-                f"rank {rank} did not answer within {2 * self._deadline_s:g} s; it may have stopped or died, "
-                "look at its host, or raise --deadline when the link is very slow"
-            )
-        return json.loads(text)
+        heard = time.monotonic()
+        while time.monotonic() - heard <= 2 * self._deadline_s + 1:
+            self.alive()
+            text = self._sleep_for(rank, _RESULT, self._deadline_s / 4)
+            if text is not None and text != _SIGN_OF_LIFE:
+                return json.loads(text)
+            if text is not None:
+                heard = time.monotonic()
+        raise RunFailed(
+            f"rank {rank} did not answer within {2 * self._deadline_s:g} s; it may have stopped or died, "
+            "look at its host, or raise --deadline when the link is very slow"
+        )
 
     # ---- the other ranks ----
 
@@ -210,6 +215,7 @@ class MpiProber:
                 continue
             probe = _decode(text)
             members = probe.members
+            self._last_sign = time.monotonic()
             answer = json.dumps(self._take_part(probe, members)).encode()
             self._wait(self._comm.Isend([answer, self._MPI.BYTE], 0, _RESULT), 0)
 
@@ -231,6 +237,14 @@ class MpiProber:
         except Stalled as error:
             return {"stalled": self._describe(error)}
 
+    def _at_work(self) -> None:
+        """Let others know, now and then, that this rank is alive: a probe of slow links takes long."""
+        if self._rank == 0:
+            self.alive()
+        elif time.monotonic() - self._last_sign > self._deadline_s / 4:
+            self._wait(self._comm.Isend([_SIGN_OF_LIFE.encode(), self._MPI.BYTE], 0, _RESULT), 0)
+            self._last_sign = time.monotonic()
+
     def _send(self, dst: int, trial: Trial, repeats: int) -> list[float]:
         wire, buffers = self._wire(dst), self._buffers_of(dst)
         areas = [buffers.wire(trial.bytes, True, slot) for slot in range(trial.messages)]
@@ -251,6 +265,7 @@ class MpiProber:
                     for send in sends:
                         self._wait(send, dst)
                 times.append((time.perf_counter() - start) * 1e6)
+                self._at_work()
         finally:
             _free([acknowledged, *sends])
         return times
@@ -275,6 +290,8 @@ class MpiProber:
                         receive.Start()
                 acknowledge.Start()
                 self._wait(acknowledge, src)
+                if not (number + 1) % trial.acks:
+                    self._at_work()
         finally:
             _free([*receives, acknowledge])
 
@@ -306,6 +323,7 @@ class MpiProber:
                     self._gather(members)
                     elapsed[-1].append((time.perf_counter() - start) * 1e6)
                     self._release(members)
+                    self._at_work()
             finally:
                 _free(request for flow in (*into, *out) for request in (flow.message, flow.answer))
                 self._keep_to(replace(probe, rates=()))

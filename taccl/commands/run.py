@@ -16,6 +16,7 @@ from taccl.commands.run_prepare import prediction, predictor, prepare, with_tran
 from taccl.commands.run_report import (
     calibrated,
     document,
+    host_names,
     preamble,
     say_devices,
     say_shared_devices,
@@ -47,7 +48,7 @@ class Size(click.ParamType):  # type: ignore[type-arg]
             return value
         digits = value.rstrip("KMGiBkmgb")
         unit = value[len(digits) :].upper()
-        number = int(digits) if digits.isascii() and digits.isdigit() else -1
+        number = int(digits) if digits.isascii() and digits.isdigit() and len(digits) < 20 else -1
         if number < 0 or unit not in UNITS or number * UNITS[unit] > 2**50:
             self.fail(f"{value!r} is not a size; write bytes, or e.g. 64K, 16M, 1MB, 1MiB", param, ctx)
         return number * UNITS[unit]
@@ -229,7 +230,7 @@ def _run(job: Job, options: dict[str, Any]) -> bool:
         if first:
             text = table.line(row, name, ranks, settings.reference, predicted, table.codes(settings))
             print(text, file=out, flush=True)
-            reports.append(calibrated(loaded, topology, row))
+            reports.append(calibrated(loaded, topology, row, settings))
             if options["verbose"]:
                 say_turns(row)
     if neighbours.nccl is not None:
@@ -246,8 +247,11 @@ def _run(job: Job, options: dict[str, Any]) -> bool:
             for text in [] if report is None else calibration.lines(report):
                 print(text, file=out, flush=True)
     if options["json_path"] is not None:
+        hosts = host_names(job)
         made = (
-            document(job, loaded, settings, neighbours, options, rows, reports, bad, average) if first else {}
+            document(job, loaded, settings, neighbours, options, rows, reports, bad, average, hosts)
+            if first
+            else {}
         )
         job.together("the writing of the JSON", lambda: write(job, options["json_path"], made))
     return bad > 0

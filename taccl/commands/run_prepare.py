@@ -11,6 +11,8 @@ from taccl.commands.run_devices import DEVICE_TRANSPORTS, HOST_TRANSPORTS, check
 from taccl.errors import Diagnostic, InvalidInput, UsageError
 
 if TYPE_CHECKING:
+    from fractions import Fraction
+
     from taccl.profiles.topology import Topology
     from taccl.program_file import ProgramFile
     from taccl.runtime.bench import Loaded, Row
@@ -28,6 +30,7 @@ def prepare(job: Job, options: dict[str, Any]) -> tuple[Loaded, Loaded | None, S
     from dataclasses import replace
 
     from taccl.profiles.load import load_topology
+    from taccl.program_file import options_among
     from taccl.runtime import gpu
     from taccl.runtime.bench_settings import Settings
     from taccl.runtime.dtypes import inside_type, select_dtypes, select_ops
@@ -38,10 +41,11 @@ def prepare(job: Job, options: dict[str, Any]) -> tuple[Loaded, Loaded | None, S
         if options["topology"] is not None:
             _no_pipe(job, options["topology"])
         topology = None if options["topology"] is None else load_topology(options["topology"])
-        loaded, opened = load_program(job, options["file"], options)
+        names = [name for name in (options["file"], options["against"]) if name is not None]
+        loaded, opened = load_program(job, names[0], options_among(names[0], names, options))
         against = None
         if options["against"] is not None:
-            other, its = load_program(job, options["against"], options)
+            other, its = load_program(job, names[1], options_among(names[1], names, options))
             against = replace(other, topology=topology or its.topology)
     except OSError as error:
         place = str(error.filename or options["file"])
@@ -143,6 +147,23 @@ def check_same_work(file: str, mine: Collective, other_file: str, its: Collectiv
     """Raise UsageError when two programs do not do the same."""
     if (mine.name, mine.root, mine.groups) != (its.name, its.root, its.groups):
         raise UsageError(f"{file} does {_what(mine)}, and {other_file} {_what(its)}; they must do the same")
+    if mine.name in ("alltoallv", "sendrecv", "custom") and _parts(mine) != _parts(its):
+        raise UsageError(
+            f"{file} and {other_file} both do {mine.name}, but not with the same parts of the data between the same "
+            "ranks; they must do the same"
+        )
+
+
+def _parts(collective: Collective) -> dict[tuple[frozenset[int], frozenset[int]], Fraction]:
+    """What part of all chunks goes from which ranks to which, however finely they are cut."""
+    from collections import Counter
+    from fractions import Fraction
+
+    counted = Counter(
+        (frozenset(rank for rank, _ in chunk.sources), frozenset(rank for rank, _ in chunk.destinations))
+        for chunk in collective.chunks
+    )
+    return {ways: Fraction(count, len(collective.chunks)) for ways, count in counted.items()}
 
 
 def _what(collective: Collective) -> str:
@@ -252,8 +273,11 @@ def prediction(
 
     Coded rows are predicted as if nothing were coded, but for the planned ones: those are where the plan was made.
     """
+    from taccl.runtime.dtypes import inside_bytes
+
     if predict is None or settings.codec_links != "planned" or row.codec == "raw":
-        return None if predict is None else predict(row.size_bytes)
+        moved = inside_bytes(row.size_bytes, row.dtype, row.op, settings.accumulate)
+        return None if predict is None else predict(moved)
     if plan is None or (row.codec, row.size_bytes, settings.codec_at) != (
         plan.codec,
         plan.size_bytes,

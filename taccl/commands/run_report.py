@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from taccl.commands.options import write_output
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from taccl.profiles.topology import Topology
     from taccl.runtime.bench import Loaded, Row
     from taccl.runtime.bench_settings import Settings
@@ -35,6 +38,7 @@ def say_turns(row: Row) -> None:
             )
 
 
+MOST_NAME_BYTES = 64  # of a host
 NEAR = ("shm", "cuda-ipc", "staged-shm")  # transports that reach some ranks only
 
 
@@ -216,16 +220,32 @@ def _plan(plan: Planned) -> dict[str, object]:
     }
 
 
-def calibrated(loaded: Loaded, topology: Topology | None, row: Row) -> Calibration | None:
+def calibrated(loaded: Loaded, topology: Topology | None, row: Row, settings: Settings) -> Calibration | None:
     """The report on a row whose messages were looked at; None for another."""
     from taccl.runtime.calibration import calibration
+    from taccl.runtime.dtypes import inside_bytes
 
     spans = next(
         (found.spans for found in reversed(list(row.modes.values())) if found.spans is not None), None
     )
     if spans is None or topology is None:
         return None
-    return calibration(loaded.program, loaded.collective, loaded.order, topology, row.size_bytes, spans)
+    moved = inside_bytes(row.size_bytes, row.dtype, row.op, settings.accumulate)
+    found = calibration(loaded.program, loaded.collective, loaded.order, topology, moved, spans)
+    return replace(found, size_bytes=row.size_bytes)
+
+
+def host_names(job: Job) -> list[str]:
+    """Every rank's host. Collective."""
+    import platform
+
+    import numpy as np
+
+    name = platform.node().encode(errors="replace")[:MOST_NAME_BYTES]
+    everyone = job.gather_bytes(
+        np.frombuffer(name.ljust(MOST_NAME_BYTES, b"\0"), np.uint8), "the gathering of host names"
+    )
+    return [row.tobytes().rstrip(b"\0").decode(errors="replace") for row in everyone]
 
 
 def document(
@@ -238,9 +258,9 @@ def document(
     reports: list[Calibration | None],
     bad: int,
     average: float,
+    hosts: Sequence[str],
 ) -> dict[str, object]:
-    """The JSON document of a run, schema taccl/run/v1."""
-    import platform
+    """The JSON document of a run, schema taccl/run/v1. hosts: of each rank."""
     import time
 
     from taccl import __version__
@@ -278,7 +298,7 @@ def document(
             "data": options["data"],
         },
         "devices": [
-            {"rank": r, "host": platform.node(), "device": settings.device}
+            {"rank": r, "host": hosts[r], "device": settings.device}
             | ({"bus_id": neighbours.devices[r]} if neighbours.devices else {})
             for r in range(job.ranks)
         ],

@@ -12,10 +12,11 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 from .layout import layout
-from .namespaces import cluster, why_not
+from .namespaces import cluster, reason_of, why_not
 
 TIMED_OUT = 124
 CANNOT = 77
@@ -101,7 +102,12 @@ def main() -> int:
     beside = Path(sys.prefix) / "bin" / program[0]
     if os.sep not in program[0] and beside.exists():
         program[0] = str(beside)
-    with cluster(wanted) as running:
+    with ExitStack() as stack:
+        try:
+            running = stack.enter_context(cluster(wanted))
+        except (subprocess.CalledProcessError, OSError) as error:
+            print(f"no cluster can be emulated here: {reason_of(error)}", file=sys.stderr)
+            return CANNOT
         try:
             return running.run(program, options.timeout).returncode
         except subprocess.TimeoutExpired:

@@ -84,9 +84,9 @@ class Cluster:
 
 def why_not(shaper: str) -> str:
     """Why no cluster can be emulated here; empty when one can."""
-    for tool in ("ip", "tc", "unshare", "nsenter"):
+    for tool in ("ip", "tc", "unshare", "nsenter", "mount", "hostname", "sysctl"):
         if shutil.which(tool) is None:
-            return f"{tool} is not installed (packages iproute2 and util-linux)"
+            return f"{tool} is not installed (packages iproute2, util-linux, mount, hostname and procps)"
     if not (Path(sys.prefix) / "bin" / "mpiexec").exists():
         return "no mpiexec is in this environment"
     with ExitStack() as stack:
@@ -98,9 +98,14 @@ def why_not(shaper: str) -> str:
             elif not os.access("/dev/net/tun", os.R_OK | os.W_OK):
                 return "/dev/net/tun cannot be opened"
         except (subprocess.CalledProcessError, OSError) as error:
-            said = getattr(error, "stderr", "") or str(error)
-            return f"the kernel or missing rights do not allow it: {said.strip()}"
+            return reason_of(error)
     return ""
+
+
+def reason_of(error: subprocess.CalledProcessError | OSError) -> str:
+    """What to say of an error while namespaces are made."""
+    said = getattr(error, "stderr", "") or str(error)
+    return f"the kernel or missing rights do not allow it: {said.strip()}"
 
 
 def _mpich() -> bool:
@@ -131,7 +136,7 @@ def _holder(name: str) -> Iterator[int]:
     # A congestion control that remembers bandwidth (BBR) would carry one message's crowd into the next.
     calm = "sysctl -qw net.ipv4.tcp_congestion_control=reno net.ipv4.tcp_slow_start_after_idle=0"
     setup = f"hostname {name} && mount -t tmpfs none /dev/shm && ip link set lo up"
-    setup = f"{setup} && {calm}; echo ready; exec cat"
+    setup = f"{setup} && {{ {calm} || true; }} && echo ready && exec cat"
     process = subprocess.Popen(
         [
             *(
@@ -179,9 +184,18 @@ def _join_by_bridge(layout: Layout, holders: Sequence[int], hub: int) -> None:
     _ip(hub, "link", "add", "ctl0", "type", "bridge")
     _ip(hub, "link", "set", "ctl0", "address", _mac(layout.nodes), "up")
     # Hosts with containers pass what a bridge carries through their packet filter; a switch has none.
-    _call(
-        *("nsenter", "--target", str(hub), "--net"), "sysctl", "-qew", "net.bridge.bridge-nf-call-iptables=0"
+    filters = (
+        "nsenter",
+        "--target",
+        str(hub),
+        "--net",
+        "sysctl",
+        "-qew",
+        "net.bridge.bridge-nf-call-iptables=0",
     )
+    subprocess.run(
+        filters, capture_output=True, check=False
+    )  # where it cannot be said, it may not be so either
     # A bucket cuts what is longer than its burst into packets, which costs the cores that ranks need and which
     # network cards do by themselves: TCP is to hand over no more than passes whole.
     whole = ("gso_max_size", str(min(layout.burst_bytes * 7 // 8, 65_536)))
