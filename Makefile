@@ -40,7 +40,7 @@ docs: $(READY)
 bench: $(READY)
 	@python docs/benchmarks.py $(BENCH)
 
-# Prints the table "At scale" of docs/benchmarks.md; about ten minutes. BENCH="80 1024" asks for some groups only.
+# Prints the table "At scale" of docs/benchmarks.md; over an hour. BENCH="80 1024 4096" asks for some groups only: ten minutes.
 bench-scale: $(READY)
 	@python docs/benchmarks_scale.py $(BENCH)
 
@@ -48,7 +48,7 @@ bench-scale: $(READY)
 bench-published: $(READY)
 	@python docs/benchmarks_published.py $(BENCH)
 
-# Prints the tables "On this machine" of docs/benchmarks.md; about ten minutes. BENCH="4 allgather" asks for a part.
+# Prints the tables "On this machine" of docs/benchmarks.md; six minutes. BENCH="4 allgather" asks for a part.
 bench-run: $(READY)
 	@python docs/benchmarks_run.py $(BENCH)
 

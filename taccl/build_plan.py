@@ -29,12 +29,12 @@ def inputs_hash(order: Order, texts: Mapping[str, str], versions: Mapping[str, s
     options = {key: value for key, value in asdict(order).items() if key not in ("topology", "sketch")}
     options["pre_post"] = None  # where a file lies decides nothing
     whole = {"options": options, "texts": dict(texts), "versions": dict(versions)}
-    return digest(json.dumps(whole, sort_keys=True))
+    return digest(json.dumps(whole, sort_keys=True).encode())
 
 
-def digest(text: str) -> str:
-    """SHA-256 of a text."""
-    return hashlib.sha256(text.encode()).hexdigest()
+def digest(content: bytes) -> str:
+    """SHA-256."""
+    return hashlib.sha256(content).hexdigest()
 
 
 def read_manifest(folder: Path) -> dict[str, Entry]:
@@ -73,7 +73,7 @@ def why_stale(
         name = wanted.stem + suffix
         if not (folder / name).is_file():
             return f"{name} is missing"
-        if entry["files"].get(name) != digest(read_text(folder / name)):
+        if entry["files"].get(name) != digest((folder / name).read_bytes()):
             return f"{name} was edited"
     return None
 
@@ -87,6 +87,6 @@ def left_over(cluster: Cluster, known: Mapping[str, Entry]) -> list[str]:
             path = cluster.output / name
             # A manifest that someone doctored must not make us delete files elsewhere.
             inside = Path(name).name == name
-            if name not in keep and inside and path.is_file() and digest(read_text(path)) == content:
+            if name not in keep and inside and path.is_file() and digest(path.read_bytes()) == content:
                 found.append(name)
     return found

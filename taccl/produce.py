@@ -6,12 +6,12 @@ them that verification rejects. A program that is slower than its schedule comes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from taccl.errors import CheckFailed, Infeasible, UsageError
-from taccl.program_file import LOWERED_RANKS
+from taccl.errors import CheckFailed, Diagnostic, Infeasible, InvalidInput, UsageError
+from taccl.program_file import LOWERED_RANKS, PROTOCOL
 
 if TYPE_CHECKING:
     from taccl.profiles.topology import Topology
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 SUFFIXES = (".xml", ".json")
 LEAST_CODING = 0.25  # of the time limit is for schedules with a codec, however long those without have taken
 WORTHWHILE = 1.002  # what a program must lose or gain before another schedule is lowered, or taken
+NO_PLANS = "plans are made for schedules with a program, for --instances 1 and --protocol Simple"
 MOST_OTHERS = 8  # schedules that are looked at when the best loses time in lowering
 MOST_TRIED = 6_000  # messages in those that are lowered then
 MOST_AGAIN = 4  # times that a program is made from what the last one sends
@@ -104,9 +105,12 @@ class Product:
         if suffix == ".json":
             from taccl.synth.native import write_native
 
-            return write_native(self.coded or self.algorithm, self.topology)
+            made = self.coded or self.algorithm
+            if self.program is not None and self.program.protocol != "Simple":
+                made = replace(made, provenance={**made.provenance, PROTOCOL: self.program.protocol})
+            return write_native(made, self.topology)
         if self.program is None:
-            raise Infeasible(f"{self.no_program}; the schedule itself can be written: -o FILE.json")
+            raise Infeasible(f"{self.no_program}; the schedule itself can be written as .json (-o FILE.json)")
         from taccl.synth.msccl_xml import write_xml
 
         return write_xml(self.program)
@@ -126,12 +130,14 @@ def produce(
     order: Order,
     on_progress: Callable[[Progress], None] | None = None,
     should_stop: Callable[[], bool] | None = None,
+    suffixes: Sequence[str] = (),
 ) -> Product:
     """Make what is ordered and prove it.
 
-    Raises UsageError and InvalidInput for what was ordered, Infeasible, NoSolutionInTime, Interrupted, and
-    CheckFailed when verification rejects the program (a fault of taccl). A schedule for which MSCCL has no room is a
-    product without a program.
+    suffixes: of the files that it is wanted for, so that nothing is searched for that none of them could hold.
+    Raises UsageError and InvalidInput for what was ordered, Infeasible, NoSolutionInTime, Interrupted, and CheckFailed
+    when verification rejects the program (a fault of taccl). A schedule for which MSCCL has no room is a product
+    without a program.
     """
     import time
     from itertools import chain, islice, tee
@@ -145,10 +151,21 @@ def produce(
     from taccl.synth.synthesise import synthesise_several
 
     topology = load_topology(order.topology)
+    if ".xml" in suffixes and topology.ranks > LOWERED_RANKS:
+        raise Infeasible(
+            f"{topology.name} has {topology.ranks} ranks, and programs (.xml) are made for up to {LOWERED_RANKS}; the "
+            "schedule itself can be written as .json (-o FILE.json)"
+        )
     request, warnings = _request(order, topology)
-    codec = order.codec or request.restrictions.codec
+    if suffixes and ".json" not in suffixes:
+        codec = "none"  # XML has no room for compression
+    else:
+        codec = order.codec or _codec_of(request.restrictions, topology, order.dtype)
     codecs = codecs_for(topology, codec, order.dtype)
     check_claims(order.topology, codecs)
+    no_plans = ""
+    if codecs and (order.instances > 1 or order.protocol != "Simple" or topology.ranks > LOWERED_RANKS):
+        codecs, no_plans = (), NO_PLANS
     whole = request
     if codecs and order.alternatives:
         raise UsageError("--alternatives makes schedules without a codec; add --codec none")
@@ -175,16 +192,16 @@ def produce(
             algorithm, provenance={**algorithm.provenance, "time_limit_s": whole.time_limit_s}
         )
     ended = why_ended(request, algorithm, solve_s, should_stop is not None and should_stop(), scaled)
-    product = Product(algorithm, topology, None, solve_s, algorithm.time_fs, warnings, "", ended)
+    product = Product(
+        algorithm, topology, None, solve_s, algorithm.time_fs, warnings, "", ended, not_coded=no_plans
+    )
     if scaled and topology.ranks > LOWERED_RANKS:
         return replace(product, no_program=f"programs are made for up to {LOWERED_RANKS} ranks")
     product = lowered(order, product, others)
     if order.alternatives:
         product = replace(product, alternatives=alternatives(order, product, left))
-    if codecs and (product.program is None or order.instances > 1):
-        return replace(
-            product, not_coded="plans are made for schedules with a program, and for --instances 1"
-        )
+    if codecs and product.program is None:
+        return replace(product, not_coded=NO_PLANS)
     if codecs:
         left_s = max(whole.time_limit_s - (time.monotonic() - began), LEAST_CODING * whole.time_limit_s)
         by_clock: list[str] = []
@@ -319,7 +336,10 @@ def lowered(order: Order, product: Product, others: Iterator[Algorithm]) -> Prod
     if schedule is algorithm:
         return product
     # What is claimed, priced and written is what the program does, in its own order and at its own cut.
-    return replace(product, algorithm=claim(schedule, algorithm.certificate))
+    proven = algorithm.certificate
+    if schedule.collective != algorithm.collective and proven.proved_by != "any algorithm":
+        proven = proven.of_any_schedule()
+    return replace(product, algorithm=claim(schedule, proven))
 
 
 def _settled(
@@ -349,6 +369,21 @@ def _settled(
             return sent, again  # the program that a file of the schedule will be lowered to
         source, lowered = sent, again
     return source, lowered
+
+
+def _codec_of(restrictions: Restrictions, topology: Topology, dtype: str) -> str:
+    """The codec that a sketch names. Raises InvalidInput, at its place, for one that the profile says nothing of."""
+    name, where = restrictions.codec, restrictions.codec_where
+    measured = {cost.codec for cost in topology.codecs if cost.dtype == dtype}
+    if name in ("auto", "none") or name in measured or not where:
+        return name
+    file, line, column = where.rsplit(":", 2)
+    raise InvalidInput([Diagnostic(
+        file, int(line), int(column), "S210",
+        f"{topology.name} has no codec {name!r} for {dtype}; it has {', '.join(sorted(measured)) or 'none'}",
+        f"taccl profile --codecs {name} --dtype {dtype} measures it, if there is such a codec and it takes such "
+        "values; --codec none does without",
+    )])  # fmt: skip
 
 
 def _request(order: Order, topology: Topology) -> tuple[Request, tuple[str, ...]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from taccl.commands.completion import files
-from taccl.errors import CheckFailed, Infeasible, UsageError
+from taccl.errors import CheckFailed, Diagnostic, Infeasible, InvalidInput, UsageError
 
 if TYPE_CHECKING:
     from taccl.profiles.topology import Topology
@@ -25,7 +25,9 @@ MAX_NATIVE_BYTES = 256 << 20
 # Beyond so many ranks no program is made: one send peer and one receive peer to a threadblock, a GPU has no room for
 # the threadblocks of a schedule with hundreds of peers, and MSCCL's loaders were written for far fewer.
 LOWERED_RANKS = 128
+COLLECTIVE_OPTIONS = ("collective", "root", "demand", "pairs", "groups", "pre_post")
 TURNS = "turns"  # in the provenance of a native file: false where `taccl choose` found it quicker without
+PROTOCOL = "protocol"  # in the provenance of a native file whose program was made for another one than Simple
 HEAD_CHARACTERS = 200  # in which a native file that taccl wrote says what it is
 
 
@@ -85,6 +87,13 @@ def collective_options(function: Callable[..., None]) -> Callable[..., None]:
     for option in reversed(options):
         function = option(function)
     return function
+
+
+def options_among(file: str, names: Sequence[str], options: dict[str, Any]) -> dict[str, Any]:
+    """The options for one of several files: what XML does not say is told to XML alone, if there is any."""
+    if not file.endswith(".json") or all(name.endswith(".json") for name in names):
+        return options
+    return {**options, **dict.fromkeys(COLLECTIVE_OPTIONS)}
 
 
 def unproven_option(function: Callable[..., None]) -> Callable[..., None]:
@@ -256,12 +265,17 @@ def open_native(file: str, options: dict[str, Any]) -> NativeFile | None:
 def _open_native(file: str, options: dict[str, Any]) -> ProgramFile:
     from taccl.synth.fifo_slots import within_slots
     from taccl.synth.lower import lower_exact
+    from taccl.synth.program import FIFO_DEPTH
     from taccl.synth.program_collective import collective_of
     from taccl.synth.program_graph import graph_of
     from taccl.synth.verify import buffering
 
     algorithm, topology = _read_native(file, options)
-    program = lower_exact(algorithm, topology).program
+    protocol = algorithm.provenance.get(PROTOCOL, "Simple")
+    if not isinstance(protocol, str) or protocol not in FIFO_DEPTH:
+        message = f"provenance.{PROTOCOL}: expected one of {', '.join(FIFO_DEPTH)}"
+        raise InvalidInput([Diagnostic(file, 0, 0, "N100", message)])
+    program = lower_exact(algorithm, topology, protocol=protocol).program
     # As taccl synth writes the program.
     findings = buffering(program, graph_of(program))
     program, limits = within_slots(program, findings, algorithm.size_bytes)
@@ -279,7 +293,7 @@ def _read_native(file: str, options: dict[str, Any]) -> tuple[Algorithm, Topolog
     from taccl.synth.native import read_schedule
     from taccl.synth.symmetric.algorithm import SymmetricAlgorithm
 
-    for name in ("collective", "root", "demand", "pairs", "groups", "pre_post"):
+    for name in COLLECTIVE_OPTIONS:
         if options[name] is not None:
             raise UsageError(f"--{name.replace('_', '-')} is for XML; {file} says what its collective is")
     algorithm, topology = read_schedule(read_text(Path(file), MAX_NATIVE_BYTES), file)
@@ -310,7 +324,12 @@ def _collective(program: Program, options: dict[str, Any]) -> Collective | None:
     if program.collective not in NAMES and options["collective"] is not None:
         raise UsageError(f"--collective {program.collective}: known are {', '.join(NAMES)}")
     if options["pre_post"] is not None:
-        return read_collective(read_text(Path(options["pre_post"])), options["pre_post"])
+        custom = read_collective(read_text(Path(options["pre_post"])), options["pre_post"])
+        if custom.ranks != program.ranks:
+            raise UsageError(
+                f"{options['pre_post']} has {custom.ranks} ranks, and the program {program.ranks}"
+            )
+        return custom
     demand, pairs = read_demand(options["demand"]), read_pairs(options["pairs"])
     groups = read_groups(options["groups"], program.ranks)
     if groups is not None and options["collective"] is None:

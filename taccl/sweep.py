@@ -7,6 +7,7 @@ sizes whose quickest programs differ, the size from which the second wins is fou
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -82,9 +83,10 @@ def sizes_of(given: str) -> list[int]:
                 "--sweep is FROM:TO or FROM:TO:FACTOR, e.g. 1KB:1GB:4, or sizes separated by commas"
             )
         low, high = size(parts[0]), size(parts[1])
-        factor = int(parts[2]) if len(parts) == 3 and parts[2].isascii() and parts[2].isdigit() else 4
-        if (len(parts) == 3 and parts[2] != str(factor)) or factor < 2:
-            raise UsageError(f"--sweep: the factor is a whole number from 2, found {parts[2]!r}")
+        given_factor = parts[2] if len(parts) == 3 else "4"
+        factor = int(given_factor) if re.fullmatch("[0-9]{1,19}", given_factor) else 0
+        if factor < 2:
+            raise UsageError(f"--sweep: the factor is a whole number from 2, found {given_factor[:40]!r}")
         if low > high:
             raise UsageError("--sweep: FROM is above TO")
         sizes = [low]
@@ -112,7 +114,7 @@ def sweep(
     for size in sizes:
         if on_size:
             on_size(size)
-        product = produce(replace(order, size_bytes=size), on_progress, should_stop)
+        product = produce(replace(order, size_bytes=size), on_progress, should_stop, (".xml",))
         if product.program is None:
             raise Infeasible(f"{product.no_program}; a sweep needs programs")
         products.append(product)

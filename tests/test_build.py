@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
 import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,8 +21,9 @@ from hypothesis import strategies as st
 
 from taccl.cli import cli
 from taccl.cluster_file import MANIFEST, read_cluster, size_name
-from taccl.errors import InvalidInput
-from taccl.produce import why_ended
+from taccl.commands.build import _result
+from taccl.errors import EnvironmentProblem, InvalidInput
+from taccl.produce import Order, produce, why_ended
 from taccl.profiles.load import load_topology
 from taccl.profiles.yaml_reader import parse, plain_value
 from taccl.synth import lower_operations
@@ -136,7 +140,77 @@ def test_synth_check_up_to_date(tmp_path: Path) -> None:
     result = taccl(*line, "--check-up-to-date", "--partition", "2")
     assert result.exit_code == 1 and "is stale" in result.stderr
     assert target.read_bytes() == before
-    assert taccl(*line[:-1], str(tmp_path / "none.xml"), "--check-up-to-date").exit_code == 3
+    for document, code in (
+        (taccl(*line, "--check-up-to-date", "--json"), 0),
+        (taccl(*line, "--check-up-to-date", "--json", "--partition", "2"), 1),
+    ):
+        assert document.exit_code == code
+        expected = {"schema": "taccl/up-to-date/v1", "path": str(target), "ok": code == 0}
+        assert json.loads(document.stdout) == expected
+
+
+def test_a_check_for_which_there_is_no_file_or_no_time_says_nothing_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(order: Order, *_: object) -> object:
+        made = produce(order)
+        signal.raise_signal(signal.SIGINT)
+        return made
+
+    line = ("synth", "-t", "ring:4", "-c", "allgather", "--size", "1KB", "--engine", "ring", "-o")
+    (tmp_path / "other.xml").write_text("another one")
+    monkeypatch.setattr("taccl.produce.produce", interrupted)
+    result = taccl(*line, str(tmp_path / "other.xml"), "--check-up-to-date")
+    assert result.exit_code == 130 and "stale" not in result.stderr
+    monkeypatch.setattr("taccl.produce.produce", lambda *_: pytest.fail("searched"))
+    assert taccl(*line, str(tmp_path / "none.xml"), "--check-up-to-date").exit_code == 3
+
+
+@pytest.mark.parametrize("protocol", ["Simple", "LL"])
+def test_a_native_file_keeps_the_protocol(tmp_path: Path, protocol: str) -> None:
+    native, program = tmp_path / "a.json", tmp_path / "a.xml"
+    line = (
+        "synth",
+        "-t",
+        "ring:4",
+        "-c",
+        "allreduce",
+        "--size",
+        "64KB",
+        "--engine",
+        "ring",
+        "--protocol",
+        protocol,
+    )
+    for path in (native, program):
+        assert taccl(*line, "-o", str(path)).exit_code == 0
+    converted = taccl("convert", str(native), "--to", "msccl-xml")
+    assert converted.exit_code == 0, converted.stderr
+    assert read_xml(converted.stdout).protocol == protocol
+    assert converted.stdout == program.read_text()
+    native.write_text(native.read_text().replace('"protocol": "LL"', '"protocol": ["LL"]'))
+    assert taccl("verify", str(native)).exit_code == (0 if protocol == "Simple" else 3)
+
+
+def test_numbers_in_provenance_are_finite(tmp_path: Path) -> None:
+    native = tmp_path / "a.json"
+    assert (
+        taccl("synth", "-t", "ring:4", "-c", "allgather", "--size", "1KB", "-o", str(native)).exit_code == 0
+    )
+    native.write_text(native.read_text().replace('"provenance": {', '"provenance": {"x": 1e999, '))
+    result = taccl("convert", str(native), "--to", "json")
+    assert result.exit_code == 3 and "provenance" in result.stderr
+
+
+def test_what_no_program_can_be_is_refused_before_the_search(tmp_path: Path) -> None:
+    began = time.monotonic()
+    for more in (
+        ("--size", "1MB", "-o", str(tmp_path / "a.xml")),
+        ("--sweep", "1KB,1MB", "-o", str(tmp_path)),
+    ):
+        result = taccl("synth", "-t", "torus2d:16x16", "-c", "alltoall", *more)
+        assert result.exit_code == 4 and "up to 128; the schedule itself" in result.stderr
+    assert time.monotonic() - began < 30
 
 
 def test_synth_to_stdout_keeps_the_table_off_it() -> None:
@@ -187,6 +261,8 @@ def test_a_place_that_no_file_can_have_is_refused_before_the_search(
     assert refused.exit_code == 2 and "is no directory" in refused.stderr
     refused = taccl(*line, str(tmp_path / "folder.xml"))
     assert refused.exit_code == 2 and "is a directory; name a file in it" in refused.stderr
+    refused = taccl("demo", "-o", str(tmp_path / "file"))
+    assert refused.exit_code == 2 and "is no directory" in refused.stderr
     assert isinstance(taccl(*line, str(tmp_path / "new" / "x.xml")).exception, AssertionError | SystemExit)
     assert "searched" in taccl(*line, str(tmp_path / "new" / "x.xml")).stderr
 
@@ -350,6 +426,18 @@ def test_build_says_at_once_that_a_file_is_in_its_way(cluster: Path, output: str
     )
 
 
+def test_a_comment_in_a_sketch_makes_nothing_stale(cluster: Path) -> None:
+    """Nor does the place of what it says."""
+    sketch = cluster.parent / "mine.yaml"
+    text = "schema: taccl/sketch/v1\ncodec: none\ncaps: [{limit: 9, scope: intra}]\nsymmetry: [[1, all]]\n"
+    sketch.write_text(text)
+    cluster.write_text(CLUSTER + "sketch: mine.yaml\n")
+    made = taccl("build", str(cluster))
+    assert made.exit_code == 0, made.stderr
+    sketch.write_text("# a comment\n" + text)
+    assert taccl("build", str(cluster), "--check").exit_code == 0
+
+
 def test_build_removes_what_is_no_longer_wanted(cluster: Path) -> None:
     out = cluster.parent / "out"
     assert taccl("build", str(cluster)).exit_code == 0
@@ -365,6 +453,41 @@ def test_build_goes_on_after_a_failure(cluster: Path) -> None:
     result = taccl("build", str(cluster))
     assert result.exit_code == 4 and result.stderr.count("at least two nodes") == 3
     assert taccl("build", str(cluster), "--check").exit_code == 1
+
+
+@pytest.mark.parametrize("form", ["xml", "both"])
+def test_build_goes_on_where_one_has_no_program(cluster: Path, form: str) -> None:
+    """Each rank would need more threadblocks than there are."""
+    cluster.write_text(
+        f"schema: taccl/cluster/v1\ntopology: fat-tree:1x4\noutput: out\nengine: direct\nformat: {form}\n"
+        "instances: 32\ncollectives:\n  - {collective: broadcast, sizes: [1KB], engine: chain, instances: 1}\n"
+        "  - {collective: alltoall, sizes: [64KiB]}\n"
+    )
+    result = taccl("build", str(cluster), "--json")
+    assert result.exit_code == 4 and result.stderr.count("taccl: alltoall-64KiB: ") == 1, result.stderr
+    states = {one["name"]: one["state"] for one in json.loads(result.stdout)["algorithms"]}
+    assert states == {"broadcast-1KB": "made", "alltoall-64KiB": "failed"}
+    made = set(contents(cluster.parent / "out"))
+    assert "broadcast-1KB.xml" in made and not any(name.startswith("alltoall") for name in made)
+
+
+def test_build_makes_anew_what_was_damaged(cluster: Path) -> None:
+    assert taccl("build", str(cluster)).exit_code == 0
+    path = cluster.parent / "out" / "allgather-1MB.xml"
+    before = path.read_bytes()
+    path.write_bytes(b"\xff" + before)
+    checked = taccl("build", str(cluster), "--check")
+    assert checked.exit_code == 1 and "allgather-1MB.xml was edited" in checked.stderr
+    assert taccl("build", str(cluster)).exit_code == 0
+    assert path.read_bytes() == before
+
+
+def test_a_killed_process_of_a_build_is_said(cluster: Path) -> None:
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        killed = pool.submit(os.kill, 0, 0)
+        killed.result()
+        with pytest.raises(EnvironmentProblem, match="fewer at a time"):
+            _result(pool.submit(os._exit, 9))  # type: ignore[arg-type]
 
 
 def test_cluster_file_errors_come_together(cluster: Path) -> None:
@@ -580,3 +703,24 @@ def test_doctored_manifest_deletes_nothing_elsewhere(cluster: Path) -> None:
 )
 def test_size_names(size: int, name: str) -> None:
     assert size_name(size) == name
+
+
+def test_what_is_proved_of_chunks_is_not_claimed_of_finer_ones(tmp_path: Path) -> None:
+    """Two instances pipeline what one chunk does not."""
+    native = tmp_path / "b.json"
+    line = (
+        "synth",
+        "-t",
+        "ring:4",
+        "-c",
+        "broadcast",
+        "--size",
+        "64MB",
+        "--partition",
+        "1",
+        "--instances",
+        "2",
+    )
+    assert taccl(*line, "--time-limit", "2", "-o", str(native)).exit_code == 0
+    checked = taccl("verify", str(native))
+    assert checked.exit_code == 0, checked.stdout

@@ -12,6 +12,8 @@ from mpi_jobs import launch, messages, taccl, taccl_but
 from native_algorithms import timed
 
 from taccl.cli import cli
+from taccl.commands.run_prepare import check_same_work
+from taccl.errors import UsageError
 from taccl.profiles.load import load_topology
 from taccl.runtime.choose import Timed, beats, quickest
 from taccl.synth.check_algorithm import check_algorithm
@@ -147,6 +149,47 @@ def test_what_cannot_be_compared_is_refused(saved, natives, tmp_path):
     ):
         ended = taccl(3, "choose", *words, *FAST)
         assert ended.code in (2, 3) and said in ended.err and len(messages(ended)) == 1, ended.err
+
+
+def test_programs_for_other_demands_are_not_compared():
+    """However finely the blocks are cut."""
+    one, other = (build("alltoallv", 2, demand=demand) for demand in (((0, 1), (2, 0)), ((0, 2), (1, 0))))
+    check_same_work("a", one, "b", build("alltoallv", 2, 3, demand=((0, 1), (2, 0))))
+    with pytest.raises(UsageError, match="a and b both do alltoallv, but not with the same parts"):
+        check_same_work("a", one, "b", other)
+    with pytest.raises(UsageError, match="they must do the same"):
+        check_same_work("a", one, "b", build("alltoall", 2))
+
+
+@pytest.mark.mpi
+@mpi
+def test_options_for_xml_are_not_for_native_files_beside_it(natives, tmp_path):
+    """XML does not say what a custom program does; the native file does."""
+    program = tmp_path / "ring.xml"
+    made = CliRunner().invoke(cli, ["convert", natives[0], "--to", "msccl-xml", "-o", str(program)])
+    assert made.exit_code == 0
+    program.write_text(program.read_text().replace('coll="allgather"', 'coll="custom"'))
+    size = ("--size", "64KiB")
+    alone = taccl(4, "choose", natives[1], str(program), *size, *FAST)
+    assert alone.code == 3
+    told = taccl(4, "choose", natives[1], str(program), "--collective", "allgather", *size, *FAST)
+    assert told.code == 0, told.err
+    against = ("--against", str(program), "--collective", "allgather", "-b", "64K", "-e", "64K")
+    ended = taccl(4, "run", natives[1], *against, "-n", "2", "--deadline", "20")
+    assert ended.code == 0, ended.err
+    only_native = taccl(4, "choose", *natives, "--collective", "allgather", *FAST)
+    assert only_native.code == 2 and "--collective is for XML" in only_native.err
+
+
+@pytest.mark.mpi
+@mpi
+def test_a_pattern_that_the_shell_found_nothing_for_is_left_out(natives, tmp_path):
+    pattern = str(tmp_path / "ring.*.json")
+    ended = taccl(4, "choose", natives[0], pattern, "--json", *FAST)
+    assert ended.code == 0, ended.err
+    assert [one["file"] for one in json.loads(ended.out)["programs"]] == natives[:1]
+    assert messages(ended) == [f"taccl: warning: there is no file {pattern}: only the others are timed"]
+    assert taccl(4, "choose", pattern, *FAST).code == 3
 
 
 # A file that becomes another one right after all ranks have read it as a program.

@@ -200,3 +200,72 @@ def test_what_cannot_be_is_refused(profile: str, tmp_path: Path) -> None:
     wrong = run("verify", str(path))
     assert wrong.exit_code == 1
     assert "A102" in wrong.output
+
+
+@pytest.mark.parametrize("codec", ["qq8", "xw"])
+def test_a_codec_of_a_sketch_that_was_not_measured_is_named_with_its_place(
+    codec: str, profile: str, tmp_path: Path
+) -> None:
+    """`xw` was measured, but for another type."""
+    sketch = tmp_path / "mine.yaml"
+    sketch.write_text(f"schema: taccl/sketch/v1\ncodec: {codec}\n")
+    line = (
+        "synth",
+        "-t",
+        profile,
+        "-s",
+        str(sketch),
+        "-c",
+        "broadcast",
+        "--size",
+        "1MB",
+        "--time-limit",
+        "2",
+    )
+    refused = CliRunner().invoke(cli, [*line, "-o", str(tmp_path / "a.json")])
+    assert refused.exit_code == 3
+    assert f"{sketch}:2:8: error[S210]: hosts has no codec '{codec}' for float32; it has q8" in refused.stderr
+    assert CliRunner().invoke(cli, [*line, "--codec", "none", "-o", str(tmp_path / "a.json")]).exit_code == 0
+    program = CliRunner().invoke(cli, [*line, "-o", str(tmp_path / "a.xml")])
+    assert program.exit_code == 0
+    checked = CliRunner().invoke(cli, ["sketch", "check", str(sketch), "--topology", profile])
+    assert checked.exit_code == 0
+    assert ("did you mean 'q8'?" in checked.output) == (codec == "qq8")
+
+
+def test_where_nothing_can_be_coded_the_search_has_its_whole_time(profile: str, tmp_path: Path) -> None:
+    """In XML, which `taccl build` writes by default, and with several instances: the bytes are those of no codec."""
+    sketch, cluster = tmp_path / "mine.yaml", tmp_path / "cluster.yaml"
+    sketch.write_text("schema: taccl/sketch/v1\ncodec: q8\n")
+    cluster.write_text(
+        f"schema: taccl/cluster/v1\ntopology: {profile}\nsketch: mine.yaml\noutput: out\nengine: greedy\n"
+        "collectives: [{collective: allgather, sizes: [1MB]}]\n"
+    )
+    built = CliRunner().invoke(cli, ["build", str(cluster)])
+    assert built.exit_code == 0, built.stderr
+    line = [
+        "synth",
+        "-t",
+        profile,
+        "-c",
+        "allgather",
+        "--size",
+        "1MB",
+        "--engine",
+        "greedy",
+        "--time-limit",
+        "8",
+        "--json",
+    ]
+    several = CliRunner().invoke(
+        cli, [*line, "-s", str(sketch), "--instances", "2", "-o", str(tmp_path / "a.json")]
+    )
+    plain = CliRunner().invoke(
+        cli, [*line, "--codec", "none", "--instances", "2", "-o", str(tmp_path / "b.json")]
+    )
+    found = json.loads(several.stdout)
+    assert found["coding"] is None and "--instances 1" in found["not_coded"]
+    assert json.loads(plain.stdout)["not_coded"] == ""
+    made = [json.loads((tmp_path / name).read_text()) for name in ("a.json", "b.json")]
+    assert made[0]["messages"] == made[1]["messages"]
+    assert made[0]["provenance"]["time_limit_s"] == made[1]["provenance"]["time_limit_s"] == 8

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from taccl.cli import load_command
-from taccl.errors import InvalidInput
+from taccl.errors import InvalidInput, UsageError
 from taccl.profiles.importers.machine import Imported
 from taccl.profiles.importers.nvidia_smi import read_nvidia_smi
 from taccl.profiles.load import load_topology
@@ -214,3 +214,20 @@ def test_any_text_is_imported_or_refused(text: str, data: Any) -> None:
             assert all(found.code.startswith("N1") for found in error.diagnostics)
         else:
             assert result.topology.ranks >= 1
+
+
+def test_a_board_of_four_h100_is_told_by_all_links_of_a_gpu() -> None:
+    cells = [["X" if a == b else "NV6" for b in range(4)] for a in range(4)]
+    rows = ["GPU0 GPU1 GPU2 GPU3", *(f"GPU{a} " + " ".join(row) for a, row in enumerate(cells))]
+    found = imported("\n".join(rows) + "\n")
+    assert "assumed those of H100" in found.notes[0]
+    assert {link.kind for link in found.topology.links} == {"nvlink"}
+
+
+@pytest.mark.parametrize("rate", ["1kbit/s", "1e-400us/MB"])
+def test_rates_that_no_profile_may_have_are_refused(tmp_path: Path, rate: str) -> None:
+    (tmp_path / "topo.txt").write_text(DGX1V)
+    arguments = ["nvidia-smi", str(tmp_path / "topo.txt"), "-o", str(tmp_path / "p.yaml"), "--nic", rate]
+    result = CliRunner().invoke(load_command("import"), arguments)
+    assert isinstance(result.exception, UsageError) or result.exit_code == 2
+    assert not (tmp_path / "p.yaml").exists()

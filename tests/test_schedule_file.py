@@ -36,7 +36,8 @@ def test_a_large_schedule_is_proved(schedule: Path) -> None:
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
     assert found["ok"]
-    assert found["ranks"] == 256
+    assert found["ranks"] == 256 and found["groups"] == []
+    assert run("verify", str(schedule), "--groups", "0-7 8-15").exit_code == 2
     assert found["certificate"]["checked"]
     assert found["certificate"]["status"] == "optimal"
     assert "65280 messages" in run("verify", str(schedule)).stdout

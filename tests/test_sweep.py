@@ -40,7 +40,19 @@ def test_sizes(given: str, sizes: list[int]) -> None:
 
 @pytest.mark.parametrize(
     "given",
-    ["", "1MB:1KB", "1KB:1MB:1", "1KB:1MB:x", "1KB:1MB:2:2", "1KB:", "0:5", "1.5", "1KB,,2KB", "1:1e9GB"],
+    [
+        "",
+        "1MB:1KB",
+        "1KB:1MB:1",
+        "1KB:1MB:x",
+        "1KB:1MB:2:2",
+        "1KB:",
+        "0:5",
+        "1.5",
+        "1KB,,2KB",
+        "1:1e9GB",
+        "1KB:1GB:" + "9" * 5000,
+    ],
 )
 def test_bad_sizes_are_refused(given: str) -> None:
     with pytest.raises(UsageError, match="--sweep"):
@@ -113,6 +125,10 @@ def test_the_command_writes_programs_that_verify(tmp_path: Path) -> None:
         program = read_xml(path.read_text(), str(path))
         assert (program.min_bytes, program.max_bytes) == (entry["min_bytes"], entry["max_bytes"])
         assert is_correct(verify(program))
+    (folder / "allreduce-9KB.xml").write_text("of an earlier call")
+    again = CliRunner().invoke(cli, [*arguments, "-o", str(folder)])
+    assert again.exit_code == 0 and "allreduce-9KB.xml was not written by this call" in again.stderr
+    (folder / "allreduce-9KB.xml").unlink()
     text = CliRunner().invoke(cli, arguments)
     assert text.exit_code == 0 and "made for" in text.stdout
     assert sorted(path.name for path in folder.iterdir()) == sorted(

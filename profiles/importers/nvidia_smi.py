@@ -77,9 +77,12 @@ def read_nvidia_smi(
     matrix = _read_matrix(text, file)
     gpus = [i for i, name in enumerate(matrix.devices) if name.startswith("GPU")]
     nics = [i for i in range(len(matrix.devices)) if i not in gpus]
-    links = [int(cell[2:]) for cell in matrix.cells.values() if cell.startswith("NV")]
-    most = max(links, default=0)
-    generation = "H100" if most > 12 else "A100" if most in (4, 8, 12) else "V100"
+    links = {place: int(cell[2:]) for place, cell in matrix.cells.items() if cell.startswith("NV")}
+    most = max(links.values(), default=0)
+    # A board of four H100 has 6 links from each to each, 18 in all; through switches the sum is larger still.
+    whole = max((sum(count for (src, _), count in links.items() if src == gpu) for gpu in gpus), default=0)
+    newest = most > 12 or (most == 6 and whole == 18)
+    generation = "H100" if newest else "A100" if most in (4, 8, 12) else "V100"
     assumed = _RATES[generation]
     given = [rate for rate in (nvlink_gb_per_s, pcie_gb_per_s, nic_gb_per_s) if rate is not None]
     rates = Rates(

@@ -9,7 +9,7 @@ import click
 
 from taccl.commands.completion import files
 from taccl.commands.options import check_folder, print_json, write_output
-from taccl.errors import TacclError
+from taccl.errors import EnvironmentProblem, TacclError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -39,7 +39,7 @@ def command(ctx: click.Context, file: str, check: bool, jobs: int | None, as_jso
     from taccl.cluster_file import read_cluster
 
     cluster = read_cluster(file)
-    check_folder(cluster.output)
+    check_folder(cluster.output, written=False)
     known = read_manifest(cluster.output)
     inputs = _inputs(cluster)
     reasons = {
@@ -54,6 +54,8 @@ def command(ctx: click.Context, file: str, check: bool, jobs: int | None, as_jso
         for name in surplus:
             click.echo(f"taccl: stale: {name} is no longer asked for", err=True)
     else:
+        if stale or surplus:
+            check_folder(cluster.output)
         failed = _make(cluster, stale, inputs, known, jobs or _jobs(stale))
         for name in surplus:
             (cluster.output / name).unlink()
@@ -105,6 +107,8 @@ def _inputs(cluster: Cluster) -> dict[str, str]:
     for wanted in cluster.wanted:
         order = wanted.order
         of_files = dict(texts[order.topology, order.sketch])
+        if ".json" in cluster.suffixes:  # which may have a plan for codecs, and leaves the search less time
+            of_files["format"] = "json"
         if order.pre_post is not None:
             of_files["pre_post"] = repr(read_collective(read_text(order.pre_post), order.pre_post))
         hashes[wanted.stem] = inputs_hash(order, of_files, versions)
@@ -140,7 +144,7 @@ def _make(
         }
         for future in as_completed(running):
             wanted = running[future]
-            texts, time_us, code, message = future.result()
+            texts, time_us, code, message = _result(future)
             if code:
                 failed[wanted.stem] = (code, message)
                 click.echo(f"taccl: {wanted.stem}: {message}", err=True)
@@ -150,13 +154,26 @@ def _make(
             files = {}
             for suffix, text in texts.items():
                 write_output(str(cluster.output / (wanted.stem + suffix)), text)
-                files[wanted.stem + suffix] = digest(text)
+                files[wanted.stem + suffix] = digest(text.encode())
             known[wanted.stem] = {"inputs": inputs[wanted.stem], "files": files, "time_us": time_us}
             _keep(cluster, known)
             click.echo(f"{wanted.stem}: {time_us:.3f} us", err=True)
         unfinished.pop_all()
     pool.shutdown()
     return dict(sorted(failed.items()))
+
+
+def _result(future: Future[Outcome]) -> Outcome:
+    """What a worker made. Raises EnvironmentProblem when it was killed, which ends the whole pool."""
+    from concurrent.futures.process import BrokenProcessPool
+
+    try:
+        return future.result()
+    except BrokenProcessPool as error:
+        raise EnvironmentProblem(
+            "a process of the build was killed, perhaps for want of memory; what was finished is kept: build again, "
+            "with fewer at a time (-j 1)"
+        ) from error
 
 
 def _abandon(pool: ProcessPoolExecutor) -> None:
@@ -192,12 +209,8 @@ def _one(order: Order, suffixes: tuple[str, ...]) -> Outcome:
     from taccl.synth.cost import us
 
     try:
-        product = produce(order)
+        product = produce(order, suffixes=suffixes)
+        texts = {suffix: product.text(suffix) for suffix in suffixes}
     except TacclError as error:
         return {}, 0.0, error.exit_code, str(error)
-    return (
-        {suffix: product.text(suffix) for suffix in suffixes},
-        us(product.algorithm.time_fs),
-        0,
-        "; ".join(product.warnings),
-    )
+    return texts, us(product.algorithm.time_fs), 0, "; ".join(product.warnings)

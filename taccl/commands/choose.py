@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ from taccl.commands.run_options import DEADLINE_S, execution_options
 from taccl.commands.run_prepare import check_same_work, predictor, prepare, with_transport
 from taccl.commands.run_report import how, transports_used, where
 from taccl.errors import CheckFailed, UsageError
-from taccl.program_file import TURNS, collective_options
+from taccl.program_file import TURNS, collective_options, options_among
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -94,7 +95,7 @@ def command(ctx: click.Context, /, **options: Any) -> None:
 
         taccl synth -t cluster.yaml -c allreduce --size 64MB -o a.json --alternatives 5
 
-        mpiexec -n 8 taccl choose a.json a.?.json -o best.json
+        mpiexec -n 8 taccl choose a.json a.*.json -o best.json
     """
     from taccl.runtime.job import Job
 
@@ -108,6 +109,7 @@ def _choose(job: Job, options: dict[str, Any]) -> None:
     from taccl.runtime import choose
     from taccl.runtime.job import fingerprint
 
+    options = {**options, "files": _there(job, options["files"])}
     more = options["iters"] is None
     options = {**options, "iters": options["iters"] or LEAST_ITERATIONS}
     # What is written is what was timed, whatever becomes of the files meanwhile.
@@ -179,6 +181,18 @@ def _content(name: str) -> bytes:
         return b""
 
 
+def _there(job: Job, names: Sequence[str]) -> list[str]:
+    """The names without patterns that the shell found no file for, since a search may have no alternatives."""
+    patterns = [name for name in names if set("*?[") & set(name) and not os.path.exists(name)]
+    if len(patterns) == len(names):
+        return list(names)
+    if patterns and job.rank == 0:
+        click.echo(
+            f"taccl: warning: there is no file {', '.join(patterns)}: only the others are timed", err=True
+        )
+    return [name for name in names if name not in patterns]
+
+
 def _check_unchanged(job: Job, names: Sequence[str], before: Sequence[bytes]) -> None:
     """Raise InvalidInput for a file that has changed while programs were read."""
     from taccl.errors import Diagnostic, InvalidInput
@@ -205,7 +219,7 @@ def _candidates(job: Job, options: dict[str, Any]) -> list[tuple[Loaded, Setting
             **PLAIN, **options, "file": name, "min_bytes": size or 1, "max_bytes": size or 1, "checks": 1,
             "outofplace": False, "again": f"choose {' '.join(names)}",
         }  # fmt: skip
-        loaded, _, settings, _ = prepare(job, asked)
+        loaded, _, settings, _ = prepare(job, options_among(name, names, asked))
         if found:
             check_same_work(names[0], found[0][0].collective, name, loaded.collective)
         elif size is None:
@@ -251,11 +265,15 @@ def _bytes(loaded: Loaded, settings: Settings) -> int:
 
 def _predicted(loaded: Loaded, settings: Settings) -> float | None:
     """In us; None where no cluster is known, or for coded messages, which only the planner prices."""
+    from taccl.runtime.dtypes import inside_bytes
+
     if settings.codecs != ("raw",):
         plan = loaded.planned if settings.codec_links == "planned" else None
         return None if plan is None or plan.size_bytes != settings.sizes_bytes[0] else plan.time_us
     predict = predictor(loaded.topology, loaded.program, loaded.collective)
-    return None if predict is None else predict(settings.sizes_bytes[0])
+    op = settings.ops[0] if settings.ops else None
+    moved = inside_bytes(settings.sizes_bytes[0], settings.dtypes[0], op, settings.accumulate)
+    return None if predict is None else predict(moved)
 
 
 def _table(files: tuple[str, ...], timed: list[Timed], predicted: list[float | None], best: int) -> str:

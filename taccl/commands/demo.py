@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from taccl.commands.completion import folders
-from taccl.commands.options import Quantity, write_output
+from taccl.commands.options import Quantity, check_folder, write_output
 from taccl.errors import CheckFailed, EnvironmentProblem
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ def command(ranks: int, output: str, time_limit: float) -> None:
     programs, runs them with every result checked beside MPI's own collective, and leaves an HTML report.
     """
     folder = Path(output)
+    check_folder(folder)
     folder.mkdir(parents=True, exist_ok=True)
     profile = folder / "profile.yaml"
     _say(f"1. measuring the links between {ranks} ranks on this machine")

@@ -121,7 +121,14 @@ def import_taccl(
 
 def _rate(option: str, text: str | None) -> Fraction | None:
     """GB/s of a rate given on the command line."""
-    return 1000 / _quantity(option, text, "us/MB") if text is not None else None
+    if text is None:
+        return None
+    from fractions import Fraction
+
+    us_per_mb = _quantity(option, text, "us/MB")
+    if not Fraction(1, 10**6) <= us_per_mb <= 10**9:
+        raise UsageError(f"{option}: {text} must be from 1 kB/s to 10^9 GB/s")
+    return 1000 / us_per_mb
 
 
 def _quantity(option: str, text: str, unit: str) -> Fraction:

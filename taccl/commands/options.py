@@ -121,7 +121,7 @@ def check_output(path: str) -> None:
     if target.is_dir():
         raise UsageError(f"{path} is a directory; name a file in it")
     if not target.exists():
-        check_folder(target.parent)
+        check_folder(target.parent, written=False)
     folder = next(folder for folder in target.absolute().parents if folder.exists())
     device = target.exists() and not target.is_file()  # is written to and not replaced
     if not os.access(target if device else folder, os.W_OK):
@@ -143,14 +143,19 @@ def _replace(target: Path, encoded: bytes) -> None:
             os.unlink(partial)
 
 
-def check_folder(folder: Path) -> None:
-    """Raise UsageError when no directory of this name can be made, because it or one above it is a file."""
+def check_folder(folder: Path, written: bool = True) -> None:
+    """Raise UsageError when no directory of this name can be made, because it or one above it is a file.
+
+    Raises EnvironmentProblem where the right to write into it is missing, if it is to be written.
+    """
     place = next(place for place in (folder, *folder.parents) if os.path.lexists(place) or place == Path())
     if not place.is_dir():
         raise UsageError(
             f"{place} is no directory, and the output goes into a directory of this name; move it away, or "
             "name another place"
         )
+    if written and not os.access(place, os.W_OK):
+        raise EnvironmentProblem(f"{folder}: nothing can be written there: no right to do so in {place}")
 
 
 def print_json(document: dict[str, Any]) -> None:

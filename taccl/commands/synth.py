@@ -10,7 +10,7 @@ import click
 from taccl.commands.completion import files, sketches, topologies
 from taccl.commands.options import Quantity, Size, check_output, print_json, write_output
 from taccl.demand import read_demand
-from taccl.errors import UsageError
+from taccl.errors import Interrupted, UsageError
 
 if TYPE_CHECKING:
     from taccl.produce import Product
@@ -178,6 +178,7 @@ def command(ctx: click.Context, /, **options: Any) -> None:
         raise UsageError("--codec needs -o FILE.json: MSCCL XML has no room for compression")
     if options["check_up_to_date"] and output in (None, "-"):
         raise UsageError("--check-up-to-date needs -o FILE, the file to compare")
+    before = _content(output) if options["check_up_to_date"] else b""
     order = Order(
         topology=options["topology"],
         collective=options["collective"],
@@ -197,7 +198,7 @@ def command(ctx: click.Context, /, **options: Any) -> None:
         seed=options["seed"],
         workers=options["workers"],
         batching=options["batching"],
-        codec="none" if plain else options["codec"],
+        codec=options["codec"],
         dtype=options["dtype"],
         alternatives=options["alternatives"] or 0,
     )
@@ -213,11 +214,14 @@ def command(ctx: click.Context, /, **options: Any) -> None:
             ctx.exit(130)
         return
     with _Interruption() as interruption:
-        product = produce(order, progress, interruption.asked)
+        suffixes = () if output is None else (suffix_of(output),)
+        product = produce(order, progress, interruption.asked, suffixes)
     for warning in product.warnings:
         click.echo(f"taccl: warning: {warning}", err=True)
     if options["check_up_to_date"]:
-        _compare(ctx, product, output)
+        if interruption.asked():
+            raise Interrupted("interrupted: whether the file is up to date was not found out")
+        _compare(ctx, product, output, before, options["as_json"])
         return
     if output is not None:
         write_output(output, product.text(suffix_of(output)))
@@ -325,19 +329,26 @@ def _progress(progress: Progress) -> None:
     click.echo(f"{progress.elapsed_s:7.1f} s  {time:>14}  {bound}{left}  ({progress.stage})", err=True)
 
 
-def _compare(ctx: click.Context, product: Product, path: str) -> None:
+def _content(path: str) -> bytes:
+    """What is in a file. Raises OSError, before anything is searched for."""
     from pathlib import Path
 
+    return Path(path).read_bytes()
+
+
+def _compare(ctx: click.Context, product: Product, path: str, before: bytes, as_json: bool) -> None:
     from taccl.produce import suffix_of
 
-    wanted = product.text(suffix_of(path)).encode()
-    if Path(path).read_bytes() == wanted:
+    same = product.text(suffix_of(path)).encode() == before
+    if as_json:
+        print_json({"schema": "taccl/up-to-date/v1", "path": path, "ok": same})
+    elif same:
         click.echo(f"{path} is up to date")
-        return
-    click.echo(
-        f"taccl: {path} is stale: synthesis now gives another file; run again without the check", err=True
-    )
-    ctx.exit(1)
+    if not same:
+        click.echo(
+            f"taccl: {path} is stale: synthesis now gives another file; run again without the check", err=True
+        )
+        ctx.exit(1)
 
 
 def _table(found: dict[str, Any]) -> str:

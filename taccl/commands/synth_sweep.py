@@ -50,6 +50,18 @@ def run_sweep(
             path = str(Path(folder) / f"{order.collective}-{size_name(member.made_for_bytes)}.xml")
             write_output(path, write_xml(member.program()))
             paths.append(path)
+        older = sorted({str(p) for p in Path(folder).glob(f"{order.collective}-*.xml")} - set(paths))
+        if older:
+            what = (
+                "was not written by this call, and its sizes"
+                if len(older) == 1
+                else ("were not written by this call, and their sizes")
+            )
+            click.echo(
+                f"taccl: warning: {', '.join(older)} {what} may overlap with those of what was: remove what is out "
+                "of date",
+                err=True,
+            )
     for warning in sorted({w for member in found.members for w in member.product.warnings}):
         click.echo(f"taccl: warning: {warning}", err=True)
     if as_json:

@@ -8,6 +8,7 @@ import click
 
 from taccl.commands.completion import topologies
 from taccl.commands.options import print_json
+from taccl.errors import UsageError
 from taccl.program_file import (
     ProgramFile,
     ScheduleFile,
@@ -55,6 +56,10 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     if large is not None:
         _judge_large(ctx, large, options)
         return
+    if options["topology"] is not None and not file.endswith(".json"):
+        raise UsageError(
+            "--topology checks the times of a native .json file; a program says nothing of links"
+        )
     cluster = None if options["topology"] is None else load_topology(options["topology"])
     findings: list[Finding] = []
     what = "the algorithm"
@@ -101,13 +106,11 @@ def command(ctx: click.Context, /, **options: Any) -> None:
 
 def _judge_large(ctx: click.Context, opened: ScheduleFile, options: dict[str, Any]) -> None:
     """A schedule of more ranks than programs are made for: it is proved message by message."""
-    from taccl.errors import UsageError
     from taccl.synth.cost import us
     from taccl.synth.verify_finding import Finding
 
-    given = [
-        n for n in ("topology", "collective", "root", "demand", "pairs", "pre_post") if options[n] is not None
-    ]
+    only = ("topology", "collective", "root", "demand", "pairs", "groups", "pre_post")
+    given = [name for name in only if options[name] is not None]
     if given:
         raise UsageError(
             f"--{given[0].replace('_', '-')} is for programs; {options['file']} is a schedule without one"
@@ -124,6 +127,7 @@ def _judge_large(ctx: click.Context, opened: ScheduleFile, options: dict[str, An
             "ok": not errors,
             "collective": made.collective,
             "ranks": made.ranks,
+            "groups": [],
             "steps": None,
             "modes": None,
             "certificate": None if proved is None else proved.document(),
