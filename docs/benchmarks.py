@@ -11,7 +11,8 @@ import time
 from collections.abc import Iterator
 
 from taccl.errors import TacclError
-from taccl.produce import Order, document, produce
+from taccl.produce import Order, produce
+from taccl.product_document import document
 
 TOPOLOGIES = (
     "ndv2:1", "ndv2:2", "dgx2:1", "dgx-a100:1", "dgx-a100:2", "ring:8", "torus2d:4x4", "mesh2d:3x3",

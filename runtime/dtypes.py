@@ -102,9 +102,8 @@ def divide(array: Any, ranks: int) -> None:
         array[...] = 0
         return
     if array.dtype.kind == "i":
-        array[array < 0] += array.dtype.type(
-            ranks - 1
-        )  # towards zero, where // goes down; never beyond the type
+        # Towards zero, where // goes down; a negative sum plus that stays within the type.
+        array[array < 0] += array.dtype.type(ranks - 1)
     array //= array.dtype.type(ranks)
 
 

@@ -243,20 +243,7 @@ def test_where_nothing_can_be_coded_the_search_has_its_whole_time(profile: str, 
     )
     built = CliRunner().invoke(cli, ["build", str(cluster)])
     assert built.exit_code == 0, built.stderr
-    line = [
-        "synth",
-        "-t",
-        profile,
-        "-c",
-        "allgather",
-        "--size",
-        "1MB",
-        "--engine",
-        "greedy",
-        "--time-limit",
-        "8",
-        "--json",
-    ]
+    line = f"synth -t {profile} -c allgather --size 1MB --engine greedy --time-limit 8 --json".split()
     several = CliRunner().invoke(
         cli, [*line, "-s", str(sketch), "--instances", "2", "-o", str(tmp_path / "a.json")]
     )

@@ -42,11 +42,12 @@ class ErrorFeedback:
         What cannot be coded leaves the residual as it was.
         """
         self._decoded[:] = self.residual
+        used = 0
         try:
             used = encode_into(codec, self.owed(values), wire, scratch, origin)
-        except BaseException:
-            self.residual[:] = self._decoded
-            raise
+        finally:
+            if not used:  # a frame has a header at least
+                self.residual[:] = self._decoded
         decode_into(codec, wire[:used], self._decoded, scratch)
         self.paid(self._decoded)
         return used

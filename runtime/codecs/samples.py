@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import tokenize
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ SAFETENSORS = {
 MOST_HEADER_BYTES = 100 << 20
 MOST_DIMENSIONS = 64
 MAGIC = b"\x93NUMPY"
+# What numpy raises for a damaged header, with what Python's own parser does, which reads it.
+UNREADABLE = (ValueError, EOFError, TypeError, OverflowError, IndexError, SyntaxError, tokenize.TokenError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +107,7 @@ def _npy(path: str) -> Array:
     try:
         # Mapped read-only; a pickle, which could run code, is refused.
         loaded: Array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, MemoryError):
-        raise
-    except Exception as error:  # of Python's own parser, too, which reads headers
+    except UNREADABLE as error:
         raise refused from error
     # In the byte order of this machine, whatever the file's is.
     return np.ascontiguousarray(loaded, loaded.dtype.newbyteorder("="))

@@ -105,7 +105,8 @@ def _job(ranks: int, *arguments: str) -> str:
 
 
 def _make(name: str, profile: Path, folder: Path, time_limit: float) -> Product:
-    from taccl.produce import Order, document, produce
+    from taccl.produce import Order, produce
+    from taccl.product_document import document
 
     product = produce(Order(str(profile), name, SIZE_BYTES, time_limit_s=time_limit))
     for suffix in (".json", ".xml"):

@@ -155,7 +155,8 @@ def command(ctx: click.Context, /, **options: Any) -> None:
         taccl synth --topology ndv2:1 --collective allgather --sweep 1KB:1GB -o allgather
     """
     from taccl.alternatives import path_of
-    from taccl.produce import Order, document, produce, suffix_of
+    from taccl.produce import Order, produce, suffix_of
+    from taccl.product_document import document
 
     output, sizes = options["output"], options["sweep"]
     if sizes is not None and (options["size"] is not None or options["check_up_to_date"]):
@@ -247,7 +248,8 @@ def _write_alternatives(product: Product, output: str | None, wanted: bool) -> l
     from pathlib import Path
 
     from taccl.alternatives import MOST, path_of
-    from taccl.produce import document, suffix_of
+    from taccl.produce import suffix_of
+    from taccl.product_document import document
 
     said: list[dict[str, Any]] = []
     if output is None or not wanted:
