@@ -62,7 +62,7 @@ class Sizes(click.ParamType):  # type: ignore[type-arg]
     help="auto takes what `taccl run` takes by itself: within nodes shared memory, or CUDA IPC for GPU memory; between "
     "them TCP for host memory, where no node has an RDMA network.",
 )
-@click.option("--quick", is_flag=True, help="Fewer and smaller messages: seconds instead of a minute.")
+@click.option("--quick", is_flag=True, help="Fewer and smaller messages, where links are slow.")
 @click.option(
     "--sizes",
     type=Sizes(),
