@@ -44,7 +44,8 @@ def launch(ranks: int, *arguments: str, **environment: str) -> Ended:
     begin = time.monotonic()
     process = subprocess.Popen(
         [mpi.mpiexec(), "-n", str(ranks), sys.executable, *arguments],
-        env={**mpi.launch_environment(), **environment, TOKEN: token},
+        # Unbuffered, Python writes a line and its end in two pieces, and the launcher may put another rank's between.
+        env={**mpi.launch_environment(), "PYTHONUNBUFFERED": "", **environment, TOKEN: token},
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         start_new_session=True,
     )  # fmt: skip
