@@ -7,9 +7,10 @@ from dataclasses import replace
 import numpy as np
 
 from taccl.profiles.draft import Draft, rank_set
-from taccl.profiles.forms import Values, did_you_mean
+from taccl.profiles.forms import Values
 from taccl.profiles.link_columns import LinkClass, LinkColumns, by_first_use
 from taccl.profiles.link_table import Ints
+from taccl.profiles.plain_forms import did_you_mean
 from taccl.profiles.yaml_reader import shorten
 
 _MAX_WORK = 100_000_000  # changes times links: each change looks at every link

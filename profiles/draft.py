@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
-from taccl.profiles.forms import Values, did_you_mean
+from taccl.profiles.forms import Values
 from taccl.profiles.link_columns import LinkClass, LinkColumns
+from taccl.profiles.plain_forms import did_you_mean
 from taccl.profiles.topology import Measurement, Nic, Port, Switch
 from taccl.profiles.yaml_reader import Node, shorten
 

@@ -14,7 +14,8 @@ from importlib import resources
 from pathlib import Path
 
 from taccl.errors import InvalidInput, UsageError
-from taccl.profiles.forms import Values, did_you_mean
+from taccl.profiles.forms import Values
+from taccl.profiles.plain_forms import did_you_mean
 from taccl.profiles.profile_file import read_topology
 from taccl.profiles.schema import MAX_RANKS, PROFILE
 from taccl.profiles.topology import Topology

@@ -8,7 +8,8 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import Any
 
-from taccl.profiles.forms import Boolean, Either, Field, Integer, ListOf, MapOf, Number, Record, Row, Text
+from taccl.profiles.forms import Either, Field, ListOf, MapOf, Record, Row
+from taccl.profiles.plain_forms import Boolean, Integer, Number, Text
 
 SCHEMA_NAME = "taccl/profile/v1"
 MAX_RANKS = 4096

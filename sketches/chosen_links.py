@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from taccl.profiles.forms import did_you_mean
+from taccl.profiles.plain_forms import did_you_mean
 from taccl.profiles.topology import Topology
 from taccl.profiles.yaml_reader import Findings
 from taccl.sketches.places import note, shown

@@ -11,7 +11,7 @@ from importlib import resources
 from pathlib import Path
 
 from taccl.errors import UsageError
-from taccl.profiles.forms import did_you_mean
+from taccl.profiles.plain_forms import did_you_mean
 from taccl.profiles.yaml_reader import read_text
 from taccl.sketches.sketch import Sketch
 from taccl.sketches.sketch_file import read_sketch

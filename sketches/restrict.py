@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from taccl.errors import Diagnostic, InvalidInput
-from taccl.profiles.forms import did_you_mean
+from taccl.profiles.plain_forms import did_you_mean
 from taccl.profiles.topology import Topology
 from taccl.profiles.yaml_reader import Findings
 from taccl.sketches.asked_symmetry import generators_of

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from pathlib import PurePath
 
-from taccl.profiles.forms import Boolean, Either, Field, Integer, ListOf, MapOf, Record, Row, Text, Values
+from taccl.profiles.forms import Either, Field, ListOf, MapOf, Record, Row, Values
+from taccl.profiles.plain_forms import Boolean, Integer, Text
 from taccl.profiles.schema import MAX_RANKS
 from taccl.profiles.yaml_reader import Node, parse
 from taccl.sketches.sketch import (

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from taccl.profiles.forms import Boolean, Field, Integer, ListOf, Record, Row, Text, Values
+from taccl.profiles.forms import Field, ListOf, Record, Row, Values
+from taccl.profiles.plain_forms import Boolean, Integer, Text
 from taccl.profiles.yaml_reader import Node, parse
 from taccl.synth.collective import Chunk, Collective
 

@@ -9,7 +9,8 @@ from typing import Any
 
 from taccl.commands.synth import COLLECTIVES, ENGINES, PROTOCOLS
 from taccl.demand import MOST
-from taccl.profiles.forms import Either, Field, Integer, ListOf, Number, Record, Text
+from taccl.profiles.forms import Either, Field, ListOf, Record
+from taccl.profiles.plain_forms import Integer, Number, Text
 from taccl.profiles.schema import MAX_RANKS
 from taccl.sketches.schema import TIME_LIMIT
 

@@ -10,18 +10,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from taccl.errors import InvalidInput
-from taccl.profiles.forms import (
-    Boolean,
-    Either,
-    Field,
-    Integer,
-    ListOf,
-    MapOf,
-    Number,
-    Record,
-    Row,
-    Text,
-)
+from taccl.profiles.forms import Either, Field, ListOf, MapOf, Record, Row
+from taccl.profiles.plain_forms import Boolean, Integer, Number, Text
 from taccl.profiles.quantity import quantity
 from taccl.profiles.yaml_reader import (
     MAX_DEPTH,

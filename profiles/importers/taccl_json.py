@@ -14,9 +14,10 @@ from fractions import Fraction
 from typing import Any
 
 from taccl.errors import InvalidInput, UsageError
-from taccl.profiles.forms import Field, Integer, ListOf, Number, Record, Text, Values
+from taccl.profiles.forms import Field, ListOf, Record, Values
 from taccl.profiles.importers.machine import Imported, connection_notes
 from taccl.profiles.load import library_text
+from taccl.profiles.plain_forms import Integer, Number, Text
 from taccl.profiles.profile_file import read_topology
 from taccl.profiles.profile_writer import number_text, scalar_text
 from taccl.profiles.schema import MAX_RANKS, PROFILE, SCHEMA_NAME

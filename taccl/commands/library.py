@@ -19,8 +19,8 @@ def command(name: str | None, as_json: bool) -> None:
 
     With a NAME: the source of each of its numbers, and its YAML, to copy and change.
     """
-    from taccl.profiles.forms import did_you_mean
     from taccl.profiles.load import library_names, library_profile, library_text
+    from taccl.profiles.plain_forms import did_you_mean
 
     names = library_names()
     if name is not None and ":" in name and name.partition(":")[0] in names:
