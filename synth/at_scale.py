@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import chain
 
-from taccl.errors import CheckFailed, Infeasible, Interrupted, UsageError
+from taccl.errors import CheckFailed, Infeasible, Interrupted, NoSolutionInTime, UsageError
 from taccl.profiles.link_table import link_table
 from taccl.synth.algorithm import Algorithm, Certificate
 from taccl.synth.bounds.bound import Bound, strongest
@@ -85,7 +85,8 @@ def synthesise_at_scale(
     """The best schedule found for a request, checked message by message, with its certificate.
 
     A SymmetricAlgorithm, but for short allreduces in which ranks hold several sums of a chunk: columns know one.
-    Raises UsageError for a size that is none, Infeasible when a rank cannot be reached, Interrupted.
+    Raises UsageError for a size that is none and where the search is too small for the machine, Infeasible when a rank
+    cannot be reached, NoSolutionInTime, Interrupted.
     """
     _check(request)
     topology = request.topology
@@ -153,7 +154,8 @@ def synthesise_at_scale(
             task, floor_fs, _effort(request), request.seed, out_of_time
         )
         if composed:
-            tries = compose(task, floor_fs, out_of_time)
+            small = topology.ranks <= MOST_BOTH_RANKS
+            tries = _first_that_finds(compose(task, floor_fs, out_of_time), tries if small else iter(()))
         elif also:
             tries = chain(tries, compose(task, floor_fs, out_of_time))
         for answer in tries:
@@ -168,9 +170,7 @@ def synthesise_at_scale(
     if best is None:
         if stop():
             raise Interrupted("stopped before a first algorithm was found")
-        raise Infeasible(
-            f"{topology.name}: some rank cannot be reached from another, so no {request.collective} exists"
-        )
+        raise _none_found(request, representatives, out_of_time())
     if not wanted:
         bound = strongest([free, _bound(request, best[0])])
     trees = None if stop() else _trees(request, wanted, best[1].time_fs)
@@ -303,6 +303,30 @@ def _all_send(collective: str) -> bool:
 
 def _effort(request: Request) -> Effort:
     return Effort() if request.engine != "greedy" else Effort(deterministic_s=0)
+
+
+def _first_that_finds(*searches: Iterator[Found | Composed]) -> Iterator[Found | Composed]:
+    for tries in searches:
+        nothing = True
+        for found in tries:
+            nothing = False
+            yield found
+        if not nothing:
+            return
+
+
+def _none_found(request: Request, representatives: int, late: bool) -> NoSolutionInTime | UsageError:
+    """Ways there are, as a bound has shown; it is the search that found none."""
+    what = f"{request.topology.name}: no {request.collective} of {request.topology.ranks} ranks was found"
+    if late:
+        return NoSolutionInTime(f"{what} within {request.time_limit_s:g} s; give it longer (--time-limit)")
+    if representatives > MOST_REPRESENTATIVES:
+        what += (
+            f": {representatives} of them are unlike one another. Beyond {MOST_REPRESENTATIVES} such ranks, and "
+            f"{MOST_BOTH_RANKS} in all, schedules are composed of nodes, and these have too many messages, or ranks "
+            "that others of their node do not reach. Fewer ranks, or nodes that are alike, can be done"
+        )
+    return UsageError(what)
 
 
 def _free_bound(request: Request) -> Bound:

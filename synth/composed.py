@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from taccl.errors import CheckFailed, Infeasible, Interrupted, UsageError
+from taccl.errors import CheckFailed, Infeasible, Interrupted, NoSolutionInTime, UsageError
 from taccl.profiles.link_table import link_table
 from taccl.synth.algorithm import Algorithm, Certificate
 from taccl.synth.bounds.bound import stronger
@@ -47,7 +47,8 @@ def synthesise_composed(
 ) -> Algorithm:
     """The best schedule found for a request, checked message by message, with its certificate.
 
-    Raises UsageError for a size or a demand that is none, Infeasible when a rank cannot be reached, Interrupted.
+    Raises UsageError for a size or a demand that is none and where nothing can be composed, Infeasible when a rank
+    cannot be reached, NoSolutionInTime, Interrupted.
     """
     check_request(request)
     began = time.monotonic()
@@ -90,8 +91,12 @@ def synthesise_composed(
     if best is None:
         if stop():
             raise Interrupted("stopped before a first algorithm was found")
-        raise Infeasible(
-            f"{request.topology.name}: some rank cannot be reached from another, so no alltoallv exists"
+        what = f"{request.topology.name}: no alltoallv of {request.topology.ranks} ranks was found"
+        if out_of_time():
+            raise NoSolutionInTime(f"{what} within {request.time_limit_s:g} s; give it longer (--time-limit)")
+        raise UsageError(
+            f"{what}. Beyond {EXPLICIT_RANKS} ranks schedules are composed of links between nodes and ways within "
+            "them, and some rank has none of these to another"
         )
     grain = "whole" if request.batching else "single"
     within = counting_bound(request.topology, collective, request.size_bytes, grain)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from irregular_clusters import irregular, small_clusters
+from irregular_clusters import SLOW, irregular, small_clusters
 
 from taccl.errors import UsageError
 from taccl.profiles.link_table import link_table
@@ -172,6 +172,36 @@ def test_the_greedy_engine_goes_without_composition() -> None:
         Request(topology, "allgather", 36 * 10**5, engine="greedy", partition=1, time_limit_s=0.01)
     )
     assert found.engine in ("greedy", "batched")
+
+
+def _without_links_in_nodes() -> Topology:
+    """Three nodes of twelve ranks of unequal rates, whose ranks reach each other over other nodes alone."""
+    sizes = (12, 12, 12)
+    betas = [[SLOW * Fraction(100 + 12 * node + place, 100) for place in range(12)] for node in range(3)]
+    apart = frozenset(
+        (a, b)
+        for node in range(3)
+        for a in range(12 * node, 12 * node + 12)
+        for b in range(12 * node, 12 * node + 12)
+    )
+    return irregular(sizes, betas, apart)
+
+
+@pytest.mark.parametrize("collective", ["allgather", "alltoall"])
+def test_nodes_that_cannot_be_composed_are_searched_as_one_machine(collective: str) -> None:
+    topology = _without_links_in_nodes()
+    request = Request(topology, collective, 36 * 10**5, engine="cp-sat", partition=1, batching=False)
+    assert at_scale(request)
+    assert _all(topology, collective, 10**5, 1, False) == []
+    found = synthesise_at_scale(request)  # which has checked every message
+    assert found.time_fs / 10**9 < 2 * found.certificate.solver_bound_us
+
+
+def test_what_is_not_found_is_not_called_impossible(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("taccl.synth.at_scale.MOST_BOTH_RANKS", 0)
+    request = Request(_without_links_in_nodes(), "alltoall", 36 * 10**5, engine="cp-sat", partition=1)
+    with pytest.raises(UsageError, match="36 of them are unlike"):
+        synthesise_at_scale(request)
 
 
 def test_lockstep_keeps_the_order_of_every_port_and_dispatch_what_it_books() -> None:

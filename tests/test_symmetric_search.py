@@ -191,6 +191,22 @@ def test_known_optima(spec: str, name: str, chunk_bytes: int, time_us: float) ->
     assert best.timing.time_fs == pytest.approx(time_us * 10**9, rel=1e-9)
 
 
+def test_trees_reach_ranks_that_have_no_link_within_their_node() -> None:
+    """CP-SAT looks at links within nodes and from the root to other nodes alone, where these reach all."""
+    links = [
+        Link(s, d, Fraction(1), Fraction(10), Fraction(1))
+        for s in range(4)
+        for d in range(4)
+        if s // 2 != d // 2
+    ]
+    topology = Topology("apart", ((0, 1), (2, 3)), tuple(links))
+    table = link_table(topology)
+    task = Task(topology, table, "allgather", 1, Fraction(10**6), batching=False)
+    for found in search(task, 0, Effort(), 0, lambda: False):
+        reached = {(load[0], int(table.dst[load[1]])) for hop in found.hops for load in hop.loads}
+        assert len(reached) == 3 * len(found.inst.representatives)
+
+
 def test_natural_candidates_are_permutations() -> None:
     topology = load_topology("dgx-a100:3")
     for candidate in natural(topology):

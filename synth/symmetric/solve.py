@@ -151,7 +151,7 @@ def _tastes(seed: int) -> Sequence[Taste]:
 
 def _near_links(inst: Instance, roots: Sequence[int]) -> list[list[int]]:
     """Per chunk the links within nodes, and those that lead from its root to other nodes: to its own place in each,
-    where it has such links."""
+    where it has such links. All links where these leave out a rank."""
     src, dst = inst.links.src, inst.links.dst
     inside: Ints = inst.node_of[src] == inst.node_of[dst]
     if int(inside.sum()) > MOST_CHOICES:
@@ -165,5 +165,8 @@ def _near_links(inst: Instance, roots: Sequence[int]) -> list[list[int]]:
         own = out & (place[dst] == place[root])
         if len(np.unique(inst.node_of[dst[own]])) == len(inst.topology.nodes) - 1:
             out = own
-        usable.append(np.flatnonzero((inside | out) & (dst != root)).tolist())
+        near = (inside | out) & (dst != root)
+        if len(np.unique(dst[near])) < inst.ranks - 1:
+            near = dst != root
+        usable.append(np.flatnonzero(near).tolist())
     return usable

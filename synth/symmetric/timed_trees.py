@@ -80,10 +80,12 @@ class _Model:
                 if rank != root:
                     name = f"arrival[{chunk},{rank}]"
                     self.arrival[chunk, rank] = self.model.new_int_var(0, horizon, name)
-            for rank, by_lane in sorted(into.items()):
-                ways = []
+            for rank in range(inst.ranks):
+                if rank == root:
+                    continue
+                ways: list[cp_model.IntVar] = []
                 arrival = self.arrival[chunk, rank]
-                for lane, same in sorted(by_lane.items()):
+                for lane, same in sorted(into.get(rank, {}).items()):
                     chosen = []
                     for link in same:
                         x = self.model.new_bool_var(f"use[{chunk},{link}]")
@@ -110,7 +112,7 @@ class _Model:
                         loads.setdefault(resource, []).append((hold, present))
                         rest = self.transit[lane] - hold
                         slack[resource] = min(slack.get(resource, rest), rest)
-                self.model.add_exactly_one(ways)
+                self.model.add_exactly_one(ways)  # no model has a solution where there is no way
                 self.model.add(self.time >= arrival)
         for resource in sorted(intervals):
             self.model.add_no_overlap(intervals[resource])
