@@ -191,9 +191,8 @@ class _Rank:
                 self._reduce(number, op)
             made = len(self.operations)
             if op.kind == "recv" and self.operations[first].kind == "recv" and self.operations[first].frames:
-                made = (
-                    first + 1
-                )  # what waits for the message waits for its frames, not for values behind them
+                # What waits for the message waits for its frames, not for values behind them.
+                made = first + 1
             self.done.append((made - 1,) if made > first else self._origin(op))
         self._keep()
 
