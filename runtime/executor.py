@@ -226,6 +226,7 @@ class Executor:
         lines, heads_of, slot_of, tokens = laid.line, laid.heads, laid.slot, laid.tokens
         groups, telling, late = laid.groups, laid.telling, self._late_count
         coder = self._coder if isinstance(self._coder, CodecThread) else None
+        watched = bool(telling) or self.transport.sleeper is not None
         waited, vain, idle_polls = self._waited, self._vain, 0
         while self._left:
             while ready:
@@ -253,7 +254,7 @@ class Executor:
                             line = queues[slot]
                             ready.append(~line.pop(0))
                             heads[slot] = tokens[line[0]] if line else idle
-                if not ready and (vain % PATIENCE == PATIENCE - 1 or self._must_look()):
+                if not ready and (vain % PATIENCE == PATIENCE - 1 or (watched and self._must_look())):
                     self._poll_behind()
                     if not ready and any(port.news for port in telling):
                         continue  # what came meanwhile is a first one's, and nothing wakes the rank for it again
