@@ -48,7 +48,7 @@ bench-scale: $(READY)
 bench-published: $(READY)
 	@python docs/benchmarks_published.py $(BENCH)
 
-# Prints the tables "On this machine" of docs/benchmarks.md; six minutes. BENCH="4 allgather" asks for a part.
+# Prints the tables "On this machine" of docs/benchmarks.md; 6 to 8 minutes. BENCH="4 allgather" asks for a part.
 bench-run: $(READY)
 	@python docs/benchmarks_run.py $(BENCH)
 
@@ -60,7 +60,7 @@ bench-host: $(READY)
 bench-copies: $(READY)
 	@python docs/benchmarks_copies.py
 
-# Prints the tables "Faults" of docs/benchmarks.md; about fifteen minutes. BENCH="kill stop mpi 5" asks for a part.
+# Prints the tables "Faults" of docs/benchmarks.md; 15 to 30 minutes. BENCH="kill stop mpi 5" asks for a part.
 bench-faults: $(READY)
 	@python docs/benchmarks_faults.py $(BENCH)
 
