@@ -299,10 +299,12 @@ class Executor:
         return (sleeper is not None and sleeper.armed) or any(port.news for port in self._lines.telling)
 
     def _poll_behind(self) -> None:
-        """Poll the messages behind the first ones of their lines."""
-        for poll, _, _, lines in self._lines.groups:
+        """Poll the messages behind the first ones of their lines, but for those of ports that would know of news."""
+        for port, lines in self._lines.long:
+            if port in self._lines.telling and not port.news:
+                continue
             behind = [(line, number) for line in lines for number in line[1:]]
-            finished = poll([self._lines.tokens[number] for _, number in behind]) if behind else None
+            finished = port.poll([self._lines.tokens[number] for _, number in behind]) if behind else None
             for place in finished or ():
                 line, number = behind[place]
                 line.remove(number)

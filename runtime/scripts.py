@@ -7,11 +7,13 @@ operations with other predecessors it brings nearer. A line is of the messages o
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from taccl.runtime.actions import Action, Actions
+from taccl.runtime.coders import CodecPort
 from taccl.runtime.plan import Operation
 from taccl.runtime.transport import Message, Port
 
@@ -26,8 +28,8 @@ class Lines:
 
     Of each operation: tokens: of its message; line: the outstanding messages of its connection in order; heads: the
     list in which the token of the first of them stands; slot: its place there; is_late: whether it is polled at the end
-    only. groups: of each port its poll, its idle token, its heads and its lines. telling: ports that have news. late:
-    by port the sends that nothing waits for.
+    only. groups: of each port its poll, its idle token, its heads and its lines. long: of each port that has some its
+    lines of more than one message. telling: ports that have news. late: by port the sends that nothing waits for.
     """
 
     tokens: list[Any]
@@ -36,11 +38,12 @@ class Lines:
     slot: list[int]
     is_late: list[bool]
     groups: list[tuple[Poll, Any, list[Any], list[list[int]]]]
+    long: list[tuple[Any, list[list[int]]]]
     telling: list[Any]
     late: list[tuple[Port, list[int]]]
 
 
-NO_LINES = Lines([], [], [], [], [], [], [], [])
+NO_LINES = Lines([], [], [], [], [], [], [], [], [])
 
 
 def lay_lines(
@@ -58,10 +61,12 @@ def lay_lines(
         slot=[0] * count,
         is_late=[False] * count,
         groups=[],
+        long=[],
         telling=[port for port in ports.values() if hasattr(port, "news")],
         late=[],
     )
     groups: dict[int, tuple[Port, list[Any], list[list[int]]]] = {}
+    counts: Counter[int] = Counter()  # of the messages of each line
     slots: dict[tuple[int, str, int, int], int] = {}
     late: dict[int, tuple[Port, list[int]]] = {}
     alone = len(ports) == 1 and not found.telling
@@ -82,7 +87,12 @@ def lay_lines(
             lines.append([])
         slot = slots[line]
         found.line[number], found.heads[number], found.slot[number] = lines[slot], heads, slot
-    found.groups.extend((port.poll, port.idle, heads, lines) for port, heads, lines in groups.values())
+        counts[id(lines[slot])] += 1
+    # What works when it is polled may be wanted only since other ports have moved something.
+    for port, heads, lines in sorted(groups.values(), key=lambda group: isinstance(group[0], CodecPort)):
+        found.groups.append((port.poll, port.idle, heads, lines))
+        if long := [line for line in lines if counts[id(line)] > 1]:
+            found.long.append((port, long))
     found.late.extend(late.values())
     return found
 

@@ -123,7 +123,7 @@ class Sleeper:
                 if at == self._inside:
                     with contextlib.suppress(BlockingIOError):
                         os.read(at, 4096)
-            self._awake()
+                    self._awake()
 
     def _time_s(self) -> float:
         if not self.due_ns:

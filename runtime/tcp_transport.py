@@ -124,7 +124,8 @@ class Links:
         """Move what can be moved. Raises RunFailed for a connection that is lost, after a moment in which the job may
         end for a better known reason, and for what does not belong here."""
         self._hand_over()
-        for at, what in self.poller.poll(0):
+        ready = self.poller.poll(0)
+        for at, what in ready:
             if at not in self._at:  # a bell
                 continue
             link = self._at[at]
@@ -132,7 +133,8 @@ class Links:
                 link.read()
             if what & select.EPOLLOUT:
                 link.write()
-        self._hand_over()  # words that follow from what was read: the rank may sleep next
+        if ready:
+            self._hand_over()  # words that follow from what was read: the rank may sleep next
         if self._lost and time.monotonic() - self._lost_s > LINGER_S:
             raise RunFailed(self._lost)
 

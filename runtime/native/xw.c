@@ -2,26 +2,13 @@
  *
  * A decoder that finds something wrong only says so; the twin in Python then finds it again and has words for it.
  */
-#include "codecs.h"
+#include "xw.h"
 
-#include <stdint.h>
 #include <string.h>
 
-#if defined(__x86_64__)
-#include <immintrin.h>
-#define VECTORS 1
-#endif
-
 enum { MOST_BITS = 6, FIRST_BITS = 2, SYMBOLS = 256, MARGIN = 4 << MOST_BITS };
-enum { EXCEPTION_BITS = 28, COLD_BITS = 7, DEAR_BITS = 6, MOST_EXCEPTIONS = 0xFFFF, SECTIONS = 9 };
+enum { EXCEPTION_BITS = 28, COLD_BITS = 7, DEAR_BITS = 6, MOST_EXCEPTIONS = 0xFFFF };
 
-/* In the caller's scratch, 8 TILE bytes. */
-struct work {
-    _Alignas(8) uint8_t words[4 * TILE];
-    uint8_t top[TILE];
-    uint8_t plane[TILE / 8], map[TILE / 64], found[TILE / 8];
-    uint16_t positions[TILE];
-};
 _Static_assert(sizeof(struct work) <= 8 * TILE, "the scratch of a tile is too small");
 
 static int64_t padded(int64_t count)
@@ -174,36 +161,13 @@ static uint8_t gather(uint64_t bytes, int bit)
 }
 
 /* One bit of each byte, as a plane. */
-static void plain_plane_of(const uint8_t *top, int64_t room, int bit, uint8_t *plane)
+static void plane_of(const uint8_t *top, int64_t room, int bit, uint8_t *plane)
 {
     for (int64_t i = 0; i < room; i += 8) {
         uint64_t bytes;
         memcpy(&bytes, top + i, 8);
         plane[i / 8] = gather(bytes, bit);
     }
-}
-
-#ifdef VECTORS
-__attribute__((target("avx2"))) static void quick_plane_of(const uint8_t *top, int64_t room, int bit, uint8_t *plane)
-{
-    const __m128i by = _mm_cvtsi32_si128(7 - bit);
-    for (int64_t i = 0; i < room; i += 32) {
-        __m256i bytes = _mm256_loadu_si256((const __m256i *)(top + i));
-        uint32_t bits = (uint32_t)_mm256_movemask_epi8(_mm256_sll_epi16(bytes, by));
-        memcpy(plane + i / 8, &bits, 4);
-    }
-}
-#endif
-
-static void plane_of(const uint8_t *top, int64_t room, int bit, uint8_t *plane)
-{
-#ifdef VECTORS
-    if (__builtin_cpu_supports("avx2")) {
-        quick_plane_of(top, room, bit, plane);
-        return;
-    }
-#endif
-    plain_plane_of(top, room, bit, plane);
 }
 
 /* Where bytes have one of these bits. */
@@ -227,8 +191,14 @@ static int64_t find(const uint8_t *top, int64_t room, uint8_t mask, uint16_t *po
 /* The non-zero bytes of a plane whose bits are turned round, and a map of them; how many there are. */
 static int64_t squeeze(const uint8_t *plane, int64_t bytes, uint8_t *map, uint8_t *found)
 {
-    int64_t count = 0;
-    for (int64_t i = 0; i < bytes; i += 8) {
+    int64_t count = 0, first = 0;
+#ifdef TACCL_VECTORS
+    if (taccl_xw_vectors()) {
+        first = bytes & -16;
+        count = taccl_xw_squeeze(plane, first, map, found);
+    }
+#endif
+    for (int64_t i = first; i < bytes; i += 8) {
         uint64_t eight;
         memcpy(&eight, plane + i, 8);
         eight = ~eight;
@@ -248,6 +218,59 @@ static int64_t squeeze(const uint8_t *plane, int64_t bytes, uint8_t *map, uint8_
 static void clear(uint8_t *wire, int64_t from, int64_t to)
 {
     memset(wire + from, 0, (size_t)(to - from));
+}
+
+/* Cuts words into the low bytes, signs and dense planes of a tile, work->plane and work->top; gives how many are outside
+ * the window, with work->positions. */
+static int64_t split_plainly(const void *words, int64_t width, int64_t room, const struct entry *e, uint8_t *wire,
+                             const int64_t *starts, struct work *work)
+{
+    uint8_t *low = wire + starts[LOW], *top = work->top, *field = wire + starts[DENSE];
+    uint16_t base = (uint16_t)(e->base << 7);
+    if (width == 2) {
+        split_short(words, e->kept, base, low, top);
+    } else {
+        split_long(words, e->kept, base, (uint16_t *)(wire + starts[LOW16]), low, top);
+        clear(wire, starts[LOW16] + 2 * e->kept, starts[LOW]);
+    }
+    clear(low, e->kept, room);
+    memset(top + e->kept, 1 << e->bits, (size_t)(room - e->kept));
+    plane_of(top, room, 7, wire + starts[SIGNS]);
+    plane_of(top, room, (int)e->bits, work->plane);
+    for (int width_of = 4, first = 0; width_of; width_of >>= 1)
+        if (e->bits & width_of) {
+            if (width_of == 1)
+                plane_of(top, room, first, field);
+            else
+                pack_field(top, room, width_of, first, field);
+            field += room * width_of / 8;
+            first += width_of;
+        }
+    uint8_t beyond = beyond_window((int)e->bits);
+    return beyond ? find(top, room, beyond, work->positions) : 0;
+}
+
+static int64_t split(const void *words, int64_t width, int64_t room, const struct entry *e, uint8_t *wire,
+                     const int64_t *starts, struct work *work)
+{
+#ifdef TACCL_VECTORS
+    if (room >= VECTOR_ROOM && taccl_xw_vectors()) {
+        if (e->kept < room) {
+            /* Room is filled with values of which nothing but the bit of the hot window is set. */
+            uint16_t filler = (uint16_t)((1 << (e->bits + 8)) + (e->base << 7));
+            if (words != work->words)
+                memcpy(work->words, words, (size_t)(width * e->kept));
+            for (int64_t i = e->kept; i < room; i++)
+                if (width == 2)
+                    ((uint16_t *)work->words)[i] = filler;
+                else
+                    ((uint32_t *)work->words)[i] = (uint32_t)filler << 16;
+            words = work->words;
+        }
+        return taccl_xw_split(words, width, room, e, wire, starts, work);
+    }
+#endif
+    return split_plainly(words, width, room, e, wire, starts, work);
 }
 
 /* 1, and the entry; 0 where the tile would not be smaller than its values. wire: room for those. */
@@ -281,51 +304,26 @@ int taccl_xw_encode(const void *words, int64_t width, int64_t count, uint8_t *wi
     if (sections(e, width, count, starts) >= limit)
         return 0;
     if (e->mode == ZERO_MAP) {
-        clear(wire, 0, starts[1]);
+        clear(wire, 0, starts[LOW16]);
         for (int64_t i = 0; i < count; i++)
             wire[i / 8] |= (uint8_t)((word(words, width, i) != 0) << (i & 7));
     }
-    uint8_t *low = wire + starts[2], *top = work->top;
-    uint16_t base = (uint16_t)(e->base << 7);
-    if (width == 2) {
-        split_short(kept, e->kept, base, low, top);
-    } else {
-        split_long(kept, e->kept, base, (uint16_t *)(wire + starts[1]), low, top);
-        clear(wire, starts[1] + 2 * e->kept, starts[2]);
-    }
-    clear(low, e->kept, room);
-    memset(top + e->kept, 1 << e->bits, (size_t)(room - e->kept));
-
-    plane_of(top, room, (int)e->bits, work->plane);
+    e->exceptions = split(kept, width, room, e, wire, starts, work);
     e->sparse = squeeze(work->plane, room / 8, work->map, work->found);
-    uint8_t beyond = (uint8_t)(0x7F & -(2 << e->bits));
-    if (beyond)
-        e->exceptions = find(top, room, beyond, work->positions);
     int64_t end = sections(e, width, count, starts);
     e->bytes = aligned(end, 16);
     if (e->bytes >= limit || e->exceptions > MOST_EXCEPTIONS)
         return 0;
 
-    plane_of(top, room, 7, wire + starts[3]);
-    uint8_t *field = wire + starts[4];
-    for (int width_of = 4, first = 0; width_of; width_of >>= 1)
-        if (e->bits & width_of) {
-            if (width_of == 1)
-                plane_of(top, room, first, field);
-            else
-                pack_field(top, room, width_of, first, field);
-            field += room * width_of / 8;
-            first += width_of;
-        }
-    memcpy(wire + starts[5], work->map, (size_t)(room / 64));
-    clear(wire, starts[5] + room / 64, starts[6]);
-    memcpy(wire + starts[6], work->found, (size_t)e->sparse);
-    clear(wire, starts[6] + e->sparse, starts[7]);
-    memcpy(wire + starts[7], work->positions, (size_t)(2 * e->exceptions));
-    clear(wire, starts[7] + 2 * e->exceptions, starts[8]);
+    memcpy(wire + starts[MAP], work->map, (size_t)(room / 64));
+    clear(wire, starts[MAP] + room / 64, starts[SPARSE]);
+    memcpy(wire + starts[SPARSE], work->found, (size_t)e->sparse);
+    clear(wire, starts[SPARSE] + e->sparse, starts[POSITIONS]);
+    memcpy(wire + starts[POSITIONS], work->positions, (size_t)(2 * e->exceptions));
+    clear(wire, starts[POSITIONS] + 2 * e->exceptions, starts[TOPS]);
     for (int64_t i = 0; i < e->exceptions; i++)
-        wire[starts[8] + i] = top[work->positions[i]];
-    clear(wire, starts[8] + e->exceptions, e->bytes);
+        wire[starts[TOPS] + i] = work->top[work->positions[i]];
+    clear(wire, starts[TOPS] + e->exceptions, e->bytes);
     return 1;
 }
 
@@ -374,8 +372,8 @@ static uint64_t scatter(uint8_t bits)
 }
 
 /* The bits above the dense ones: the sign, whether the value is in the hot window, and a dense field of one bit. */
-static void plain_add_planes(const uint8_t *signs, const uint8_t *hot, int bits, const uint8_t *one, int single,
-                             int64_t room, uint8_t *top)
+static void add_planes(const uint8_t *signs, const uint8_t *hot, int bits, const uint8_t *one, int single,
+                       int64_t room, uint8_t *top)
 {
     for (int64_t i = 0; i < room / 8; i++) {
         uint64_t eight;
@@ -387,48 +385,7 @@ static void plain_add_planes(const uint8_t *signs, const uint8_t *hot, int bits,
     }
 }
 
-#ifdef VECTORS
-/* 32 bits to as many bytes: `value` where a bit is set. */
-__attribute__((target("avx2"))) static inline __m256i spread(const uint8_t *plane, __m256i value)
-{
-    const __m256i which = _mm256_setr_epi64x(0, 0x0101010101010101, 0x0202020202020202, 0x0303030303030303);
-    const __m256i bits = _mm256_set1_epi64x((int64_t)0x8040201008040201);
-    int32_t word;
-    memcpy(&word, plane, 4);
-    __m256i bytes = _mm256_and_si256(_mm256_shuffle_epi8(_mm256_set1_epi32(word), which), bits);
-    return _mm256_and_si256(_mm256_cmpeq_epi8(bytes, bits), value);
-}
-
-__attribute__((target("avx2"))) static void quick_add_planes(const uint8_t *signs, const uint8_t *hot, int bits,
-                                                             const uint8_t *one, int single, int64_t room,
-                                                             uint8_t *top)
-{
-    const __m256i sign = _mm256_set1_epi8((char)0x80), above = _mm256_set1_epi8((char)(1 << bits));
-    const __m256i alone = _mm256_set1_epi8((char)(1 << single));
-    for (int64_t i = 0; i < room; i += 32) {
-        __m256i bytes = _mm256_loadu_si256((const __m256i *)(top + i));
-        bytes = _mm256_or_si256(bytes, spread(signs + i / 8, sign));
-        bytes = _mm256_or_si256(bytes, spread(hot + i / 8, above));
-        if (one)
-            bytes = _mm256_or_si256(bytes, spread(one + i / 8, alone));
-        _mm256_storeu_si256((__m256i *)(top + i), bytes);
-    }
-}
-#endif
-
-static void add_planes(const uint8_t *signs, const uint8_t *hot, int bits, const uint8_t *one, int single,
-                       int64_t room, uint8_t *top)
-{
-#ifdef VECTORS
-    if (__builtin_cpu_supports("avx2")) {
-        quick_add_planes(signs, hot, bits, one, single, room, top);
-        return;
-    }
-#endif
-    plain_add_planes(signs, hot, bits, one, single, room, top);
-}
-
-static int64_t ones(const uint8_t *bytes, int64_t count)
+CLONES static int64_t ones(const uint8_t *bytes, int64_t count)
 {
     int64_t found = 0;
     for (int64_t i = 0; i < count; i += 8) {
@@ -448,6 +405,62 @@ static int any_from(const uint8_t *bytes, int64_t from, int64_t bits)
     return 0;
 }
 
+/* The plane that `squeeze` has made smaller. */
+static void expand(const uint8_t *map, int64_t bytes, const uint8_t *found, int64_t count, uint8_t *plane)
+{
+    const uint8_t *last = found + count;
+    int64_t first = 0;
+#ifdef TACCL_VECTORS
+    if (taccl_xw_vectors())
+        first = taccl_xw_expand(map, bytes, &found, last, plane);
+#endif
+    for (int64_t i = first; i < bytes; i += 8) {
+        memset(plane + i, 0xFF, 8);
+        for (uint8_t left = map[i / 8]; left; left &= (uint8_t)(left - 1))
+            plane[i + __builtin_ctz(left)] = found < last ? (uint8_t)~*found++ : 0xFF;
+    }
+}
+
+/* Words, as if none were outside the window. */
+static void join_plainly(const uint8_t *wire, const int64_t *starts, const struct entry *e, int64_t width,
+                         int64_t room, struct work *work, void *words)
+{
+    uint8_t *top = work->top;
+    const uint8_t *field = wire + starts[DENSE], *one = NULL, *low = wire + starts[LOW];
+    int first = 0, single = 0;
+    if (e->bits < 2)
+        memset(top, 0, (size_t)room);
+    for (int width_of = 4; width_of; width_of >>= 1)
+        if (e->bits & width_of) {
+            if (width_of == 1) {
+                one = field;
+                single = first;
+            } else {
+                unpack_field(field, room, width_of, first, top);
+            }
+            field += room * width_of / 8;
+            first += width_of;
+        }
+    add_planes(wire + starts[SIGNS], work->plane, (int)e->bits, one, single, room, top);
+    uint16_t base = (uint16_t)(e->base << 7);
+    if (width == 2)
+        join_short(low, top, e->kept, base, words);
+    else
+        join_long((const uint16_t *)(wire + starts[LOW16]), low, top, e->kept, base, words);
+}
+
+static void join(const uint8_t *wire, const int64_t *starts, const struct entry *e, int64_t width, int64_t room,
+                 struct work *work, void *words)
+{
+#ifdef TACCL_VECTORS
+    if (room >= VECTOR_ROOM && taccl_xw_vectors()) {
+        taccl_xw_join(wire, starts, e, width, room, work->plane, words);
+        return;
+    }
+#endif
+    join_plainly(wire, starts, e, width, room, work, words);
+}
+
 /* Whether the wire, of e->bytes, is one that an encoder could have written; then the words are decoded. */
 int taccl_xw_decode(const uint8_t *wire, const struct entry *e, int64_t width, int64_t count, void *words,
                     void *scratch)
@@ -463,49 +476,31 @@ int taccl_xw_decode(const uint8_t *wire, const struct entry *e, int64_t width, i
         (ones(wire, padded(count) / 8) != e->kept || any_from(wire, count, padded(count))))
         return 0;
     /* The map could change after it was counted, were the wire another process's. */
-    const uint8_t *map = wire + starts[5], *found = wire + starts[6], *last = found + e->sparse;
-    int64_t map_bytes = starts[6] - starts[5];
+    const uint8_t *map = wire + starts[MAP], *found = wire + starts[SPARSE];
+    int64_t map_bytes = starts[SPARSE] - starts[MAP];
     if (ones(map, map_bytes) != e->sparse || any_from(map, room / 8, 8 * map_bytes))
         return 0;
-    const uint16_t *positions = (const uint16_t *)(wire + starts[7]);
+    const uint16_t *positions = (const uint16_t *)(wire + starts[POSITIONS]);
     for (int64_t i = 1; i < e->exceptions; i++)
         if (positions[i] <= positions[i - 1])
             return 0;
     if (e->exceptions && positions[e->exceptions - 1] >= e->kept)
         return 0;
 
-    uint8_t *top = work->top;
-    const uint8_t *field = wire + starts[4], *one = NULL, *signs = wire + starts[3];
-    int first = 0, single = 0;
-    if (e->bits < 2)
-        memset(top, 0, (size_t)room);
-    for (int width_of = 4; width_of; width_of >>= 1)
-        if (e->bits & width_of) {
-            if (width_of == 1) {
-                one = field;
-                single = first;
-            } else {
-                unpack_field(field, room, width_of, first, top);
-            }
-            field += room * width_of / 8;
-            first += width_of;
-        }
-    for (int64_t i = 0; i < room / 64; i++) {
-        memset(work->plane + 8 * i, 0xFF, 8);
-        for (uint8_t left = map[i]; left; left &= (uint8_t)(left - 1))
-            work->plane[8 * i + __builtin_ctz(left)] = found < last ? (uint8_t)~*found++ : 0xFF;
+    expand(map, room / 8, found, e->sparse, work->plane);
+    void *target = e->mode == ZERO_MAP || e->kept < room ? (void *)work->words : words;
+    join(wire, starts, e, width, room, work, target);
+    const uint8_t *low = wire + starts[LOW], *tops = wire + starts[TOPS];
+    for (int64_t i = 0; i < e->exceptions; i++) {
+        int64_t at = positions[i];
+        uint16_t half = (uint16_t)((tops[i] << 8 | low[at]) + (e->base << 7));
+        if (at >= e->kept)
+            return 0;
+        if (width == 2)
+            ((uint16_t *)target)[at] = half;
+        else
+            ((uint32_t *)target)[at] = (uint32_t)half << 16 | ((const uint16_t *)(wire + starts[LOW16]))[at];
     }
-    add_planes(signs, work->plane, (int)e->bits, one, single, room, top);
-    for (int64_t i = 0; i < e->exceptions; i++)
-        top[positions[i]] = wire[starts[8] + i];
-
-    const uint8_t *low = wire + starts[2];
-    uint16_t base = (uint16_t)(e->base << 7);
-    void *target = e->mode == ZERO_MAP ? (void *)work->words : words;
-    if (width == 2)
-        join_short(low, top, e->kept, base, target);
-    else
-        join_long((const uint16_t *)(wire + starts[1]), low, top, e->kept, base, target);
     if (e->mode == ZERO_MAP) {
         int64_t next = 0;
         for (int64_t i = 0; i < count; i++) {
@@ -516,6 +511,8 @@ int taccl_xw_decode(const uint8_t *wire, const struct entry *e, int64_t width, i
                 ((uint32_t *)words)[i] = set ? ((const uint32_t *)target)[next] : 0;
             next += set;
         }
+    } else if (target != words) {
+        memcpy(words, target, (size_t)(width * count));
     }
     return 1;
 }
