@@ -105,13 +105,19 @@ static uint32_t word(const void *words, int64_t width, int64_t i)
     return width == 2 ? ((const uint16_t *)words)[i] : ((const uint32_t *)words)[i];
 }
 
-static void sample_window(const void *words, int64_t width, int64_t count, struct entry *e)
+struct sample {
+    int32_t counts[SYMBOLS];
+    int64_t values, zeros;
+};
+
+static void take_sample(const void *words, int64_t width, int64_t count, struct sample *s)
 {
-    int32_t counts[SYMBOLS] = {0};
-    int64_t step = sample_step(count), sampled = 0;
-    for (int64_t i = 0; i < count; i += step, sampled++)
-        counts[word(words, width, i) >> (width == 2 ? 7 : 23) & 0xFF]++;
-    choose_window(counts, sampled, e);
+    memset(s, 0, sizeof *s);
+    for (int64_t i = 0; i < count; i += sample_step(count), s->values++) {
+        uint32_t value = word(words, width, i);
+        s->counts[value >> (width == 2 ? 7 : 23) & 0xFF]++;
+        s->zeros += value == 0;
+    }
 }
 
 /* Encoding. */
@@ -279,13 +285,12 @@ int taccl_xw_encode(const void *words, int64_t width, int64_t count, uint8_t *wi
     struct work *work = scratch;
     if (!count)
         return 0;
-    int64_t zeros = 0, sampled = 0;
-    for (int64_t i = 0; i < count; i += sample_step(count), sampled++)
-        zeros += word(words, width, i) == 0;
+    struct sample sample;
+    take_sample(words, width, count, &sample);
     memset(e, 0, sizeof *e);
     e->mode = CODED;
     e->kept = count;
-    if (zeros * (width == 2 ? 16 : 32) > sampled) {
+    if (sample.zeros * (width == 2 ? 16 : 32) > sample.values) {
         e->mode = ZERO_MAP;
         e->kept = 0;
         for (int64_t i = 0; i < count; i++) {
@@ -296,10 +301,11 @@ int taccl_xw_encode(const void *words, int64_t width, int64_t count, uint8_t *wi
                 ((uint32_t *)work->words)[e->kept] = value;
             e->kept += value != 0;
         }
+        take_sample(work->words, width, e->kept, &sample);
     }
     const void *kept = e->mode == ZERO_MAP ? work->words : words;
     if (e->kept)
-        sample_window(kept, width, e->kept, e);
+        choose_window(sample.counts, sample.values, e);
     int64_t starts[SECTIONS], limit = aligned(count * width, 16), room = padded(e->kept);
     if (sections(e, width, count, starts) >= limit)
         return 0;
