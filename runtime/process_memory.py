@@ -42,11 +42,17 @@ def _function() -> Any:
 
 
 _readv = _function()
+_BYTE = np.dtype(np.uint8)
+_first_byte = ctypes.c_char.from_buffer
 
 
 def address(array: np.ndarray[Any, Any]) -> int:
     """Where an array begins in this process's memory."""
-    return int(array.__array_interface__["data"][0])
+    # A third of what numpy's own description takes, but not for arrays that are empty, strided, or not to be written.
+    try:
+        return ctypes.addressof(_first_byte(array if array.dtype is _BYTE else array.view(_BYTE)))
+    except (TypeError, ValueError):
+        return int(array.__array_interface__["data"][0])
 
 
 def reader(rank: int, process: int, source: int, target: np.ndarray[Any, Any]) -> Callable[[], None]:

@@ -2,7 +2,8 @@
 
 A rank that waits asks the kernel to wake it for its connections. Ranks of its node write flags into its memory, of
 which the kernel knows nothing; so a rank that is about to sleep says so in a cell that they read, looks at its flags
-once more, and sleeps. Who sets a flag and finds the cell set writes a byte into the sleeper's pipe.
+once more, and sleeps. Who sets a flag and finds the cell set writes a byte into the sleeper's pipe. What wakes it
+otherwise, as a part of a message, may end nothing: then it sleeps again at once, for the cell is still set.
 
 The cell may be read before the flag is seen, since processors delay stores. Then nobody wakes the sleeper, which wakes
 by itself after a moment.

@@ -1,5 +1,6 @@
 """Compiled code against its twin in Python: the same bytes, the same refusals, and what only it has."""
 
+import contextlib
 import ctypes
 import mmap
 import os
@@ -39,6 +40,17 @@ pytestmark = pytest.mark.skipif(native.library() is None, reason=f"no compiled c
 
 SCRATCH = Scratch()
 NAMES = [name for name in CODECS if name != "zstd"]
+
+
+@contextlib.contextmanager
+def loops(plain):
+    """Compiled code as on a processor without AVX2, or as it is."""
+    switch = ctypes.c_int.in_dll(native.library(), "taccl_plain")
+    switch.value = plain
+    try:
+        yield
+    finally:
+        switch.value = 0
 
 
 def in_python(work, *arguments):
@@ -84,20 +96,26 @@ def tensors(draw):
 
 
 @settings(max_examples=150, deadline=None)
-@given(values=tensors(), name=st.sampled_from(NAMES), tile=st.sampled_from([256, 1024, TILE]))
-def test_frames_have_the_same_bytes_and_mean_the_same(values, name, tile):
+@given(
+    values=tensors(),
+    name=st.sampled_from(NAMES),
+    tile=st.sampled_from([256, 1024, TILE]),
+    plain=st.booleans(),
+)
+def test_frames_have_the_same_bytes_and_mean_the_same(values, name, tile, plain):
     codec = CODECS[name]
     if values.dtype.name not in codec.dtypes:
         codec = CODECS["xw"]
-    frame = frame_of(codec, values, tile)
-    assert frame.tobytes() == in_python(frame_of, codec, values, tile).tobytes()
-    assert decoded(codec, frame, values) == in_python(decoded, codec, frame, values)
-    assert added(codec, frame, values) == in_python(added, codec, frame, values)
+    with loops(plain):
+        frame = frame_of(codec, values, tile)
+        assert frame.tobytes() == in_python(frame_of, codec, values, tile).tobytes()
+        assert decoded(codec, frame, values) == in_python(decoded, codec, frame, values)
+        assert added(codec, frame, values) == in_python(added, codec, frame, values)
 
 
 @settings(max_examples=150, deadline=None)
-@given(values=tensors(), name=st.sampled_from(NAMES), data=st.data())
-def test_damaged_frames_are_refused_in_the_same_words(values, name, data):
+@given(values=tensors(), name=st.sampled_from(NAMES), data=st.data(), plain=st.booleans())
+def test_damaged_frames_are_refused_in_the_same_words(values, name, data, plain):
     codec = CODECS[name]
     if values.dtype.name not in codec.dtypes:
         codec = CODECS["xw"]
@@ -110,16 +128,43 @@ def test_damaged_frames_are_refused_in_the_same_words(values, name, data):
             work(codec, frame, values)
         return str(error.value)
 
-    for work in (decoded, added):
-        assert said(work) == in_python(said, work)
+    with loops(plain):
+        for work in (decoded, added):
+            assert said(work) == in_python(said, work)
 
 
-@given(words=st.integers(0, 40000), seed=st.integers(0, 2**32))
+@given(words=st.integers(0, 40000), seed=st.integers(0, 2**32), plain=st.booleans())
 @settings(max_examples=30, deadline=None)
-def test_checksums(words, seed):
+def test_checksums(words, seed, plain):
     data = np.random.default_rng(seed).integers(0, 256, 8 * words, np.uint8)
     work = np.empty(8 * TILE, np.uint8)
-    assert checksum(data, work) == in_python(checksum, data, work)
+    with loops(plain):
+        assert checksum(data, work) == in_python(checksum, data, work)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    count=st.integers(64, 1024) | st.integers(TILE - 200, TILE),
+    width=st.sampled_from([2, 4]),
+    most=st.integers(1, 200),
+    seed=st.integers(0, 2**32),
+    plain=st.booleans(),
+)
+def test_tiles_with_any_number_of_exponents(count, width, most, seed, plain):
+    """All widths of the window, with values beyond it at the ends of quarters too."""
+    rng = np.random.default_rng(seed)
+    bits = np.dtype(f"u{width}")
+    above = 8 * width - 9
+    exponents = np.minimum(rng.geometric(1 / (1 + rng.integers(1, most + 1)), count), 250)
+    values = (exponents.astype(bits) << above) | rng.integers(0, 1 << above, count).astype(bits)
+    values |= rng.integers(0, 2, count).astype(bits) << (8 * width - 1)
+    ends = np.arange(0, count, max(count // 16, 1))
+    values[rng.choice(ends, 3)] = 251 << above
+    values = values.view(DTYPES["bfloat16" if width == 2 else "float32"].numpy)
+    with loops(plain):
+        frame = frame_of(CODECS["xw"], values, TILE)
+        assert frame.tobytes() == in_python(frame_of, CODECS["xw"], values, TILE).tobytes()
+        assert decoded(CODECS["xw"], frame, values) == values.tobytes()
 
 
 @settings(max_examples=60, deadline=None)

@@ -5,11 +5,30 @@ import mmap
 import subprocess
 import sys
 
+import ml_dtypes
 import numpy as np
 import pytest
 
 from taccl.errors import RunFailed
 from taccl.runtime import process_memory
+
+
+def described(array):
+    return array.__array_interface__["data"][0]
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.zeros(5, np.uint8), np.zeros(5, ml_dtypes.bfloat16)[2:], np.zeros((3, 4))[:, 1], np.zeros((3, 4))[1:],
+        np.frombuffer(b"abcd", np.uint8), np.zeros(0, np.float32), np.zeros(7, np.uint8)[::-2],
+        np.array(3, np.int64), np.zeros(8, bool)[1:],
+    ],
+    ids=lambda array: f"{array.dtype}-{array.shape}",
+)  # fmt: skip
+def test_where_arrays_begin(array):
+    assert process_memory.address(array) == described(array)
+
 
 HOLDER = """
 import sys, numpy as np

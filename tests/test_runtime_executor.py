@@ -103,34 +103,72 @@ def test_a_send_that_nothing_waits_for_moves_while_the_rank_waits_elsewhere():
 
 
 class Meanwhile(Counting):
-    """The first message of a line finishes while those behind it are polled, just before the rank would sleep."""
+    """The message of one way finishes while those behind the first one of another way are polled, just before the rank
+    would sleep."""
 
     sleeper = SimpleNamespace(armed=True)
 
     def __init__(self):
         super().__init__()
-        self.news, self.left = 0, {("recv", 0), ("recv", 1)}
+        self.other = Counting()
+        self.other.poll = self.ask
+        self.news, self.left = 0, {("recv", 0)}
+
+    def recv(self, array, peer, tag, sized=False):
+        return dataclasses.replace(super().recv(array, peer, tag), port=self.other if tag else self)
+
+    def ask(self, tokens):
+        if ("recv", 2) in tokens:
+            self.news = len(self.left)
+        return []
 
     def poll(self, tokens):
         self.polls += 1
-        first = min(self.left, default=None)
-        if first in tokens and self.news:
-            self.news -= 1
-            self.left.remove(first)
-            return [tokens.index(first)]
-        self.news += first is not None and first not in tokens
-        return []
+        if not self.news:
+            return []
+        self.news -= 1
+        return [tokens.index(self.left.pop())]
 
 
 def test_a_rank_does_not_sleep_over_what_came_while_it_polled_behind():
     transport = Meanwhile()
-    operations = tuple(Operation("recv", ("o", n, 1), None, None, 1, 0, n, 0, n, ()) for n in range(2))
-    executor = Executor(Plan(0, operations, 0), {"o": np.zeros(8, np.float32)}, 4, np.add, transport)
+    operations = tuple(Operation("recv", ("o", n, 1), None, None, 1, 0, n, 0, n, ()) for n in range(3))
+    executor = Executor(Plan(0, operations, 0), {"o": np.zeros(12, np.float32)}, 4, np.add, transport)
     executor.connect()
     executor.start()
     slept = []
     executor.advance(50, lambda: slept.append(transport.news))
-    assert not any(slept) and len(transport.left) < 2
+    assert slept and not any(slept) and not transport.left
+
+
+class Telling(Counting):
+    """It knows how many messages have come that nobody has asked for."""
+
+    sleeper = SimpleNamespace(armed=True)
+
+    def __init__(self):
+        super().__init__()
+        self.news, self.asked = 0, []
+
+    def poll(self, tokens):
+        self.asked.append(list(tokens))
+        if self.news and ("recv", 1) in tokens:
+            self.news = 0
+            return [tokens.index(("recv", 1))]
+        return []
+
+
+def test_who_knows_of_no_news_is_not_asked_for_what_is_behind():
+    transport = Telling()
+    operations = tuple(Operation("recv", ("o", n, 1), None, None, 1, 0, n, 0, n, ()) for n in range(2))
+    executor = Executor(Plan(0, operations, 0), {"o": np.zeros(8, np.float32)}, 4, np.add, transport)
+    executor.connect()
+    executor.start()
+    executor.advance(50)
+    assert transport.asked == [[("recv", 0)]] * 50
+    transport.news = 1
+    executor.advance(50)
+    assert executor.waiting() == [0] and transport.asked[50:52] == [[("recv", 0)], [("recv", 1)]]
 
 
 def test_what_has_arrived_is_passed_on_before_other_work():

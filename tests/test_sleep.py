@@ -83,6 +83,9 @@ def test_what_comes_over_a_connection_wakes_it(sleeper):
     sleeper._poller.register(inside, select.EPOLLIN)
     arm(sleeper)
     assert slept_s(sleeper, 0.1, lambda: os.write(outside, b"x")) < LONG_S / 2
+    os.read(inside, 1)
+    assert slept_s(sleeper, 0.1, Bell(sleeper._cell, sleeper._outside).ring) < LONG_S / 2, "it slept unheard"
+    sleeper._poller.unregister(inside)
     os.close(inside)
     os.close(outside)
 
@@ -91,7 +94,8 @@ def test_it_wakes_by_itself(sleeper, monkeypatch):
     sleeper._most_s = 0.01
     arm(sleeper)
     sleeper()
-    assert not sleeper.armed
+    assert sleeper.armed and sleeper._cell[0]  # it has found nothing yet, and can be woken
+    sleeper()
 
 
 def test_a_full_pipe_and_a_rank_that_has_ended_do_not_matter(sleeper):
@@ -133,4 +137,5 @@ def test_it_wakes_when_it_has_something_to_do(sleeper):
         sleeper.due_ns = time.monotonic_ns() + int(after_s * 1e9)
         sleeper()
         assert max(0.0, after_s) <= time.monotonic() - begin < LONG_S / 2
+        sleeper.forget()
         sleeper.watch(lambda: 7)

@@ -14,7 +14,7 @@ import os
 from pathlib import Path
 
 # Of what the C files and their users agree on; one more with every change of it, so that older files are not taken.
-VERSION = 7
+VERSION = 8
 
 
 @functools.lru_cache(maxsize=1)

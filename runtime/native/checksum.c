@@ -11,9 +11,8 @@ static uint64_t folded(const uint8_t *data, int64_t i)
     return (uint64_t)(2 * i + 1) * (word ^ (word >> 32));
 }
 
-#if defined(__x86_64__) && defined(__GNUC__)
+#ifdef TACCL_VECTORS
 #include <immintrin.h>
-#define VECTORS 1
 
 enum { MOST_WORDS = INT32_MAX }; /* whose factors have 32 bits */
 
@@ -44,8 +43,8 @@ uint64_t taccl_checksum(const void *data, int64_t bytes)
 {
     int64_t count = bytes / 8, i = 0;
     uint64_t sums[4] = {0, 0, 0, 0};
-#ifdef VECTORS
-    if (count <= MOST_WORDS && __builtin_cpu_supports("avx2")) {
+#ifdef TACCL_VECTORS
+    if (count <= MOST_WORDS && taccl_vectors()) {
         i = count & -8;
         sums[0] = quickly(data, i);
     }

@@ -6,6 +6,18 @@
 
 #include <stdint.h>
 
+#if defined(__x86_64__) && defined(__GNUC__)
+#define TACCL_VECTORS 1
+
+/* Not 0: loops for AVX2 are left out, as on a processor that has none. */
+extern int taccl_plain;
+
+static inline int taccl_vectors(void)
+{
+    return !taccl_plain && __builtin_cpu_supports("avx2");
+}
+#endif
+
 /* The next multiple of `to`, a power of two. */
 static inline int64_t aligned(int64_t bytes, int64_t to)
 {

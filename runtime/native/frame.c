@@ -131,7 +131,7 @@ static int decode_tile(const struct call *c, const uint8_t *wire, const struct e
             return taccl_xw_decode(wire, e, width, count, values, c->scratch);
         if (!is_raw(e, width * count, count))
             return 0;
-        memcpy(values, wire, (size_t)(width * count));
+        memmove(values, wire, (size_t)(width * count));
         return 1;
     case BF16:
         if (!is_fixed(e, aligned(2 * count, ALIGNMENT), count))

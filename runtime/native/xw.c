@@ -199,7 +199,7 @@ static int64_t squeeze(const uint8_t *plane, int64_t bytes, uint8_t *map, uint8_
 {
     int64_t count = 0, first = 0;
 #ifdef TACCL_VECTORS
-    if (taccl_xw_vectors()) {
+    if (taccl_vectors()) {
         first = bytes & -16;
         count = taccl_xw_squeeze(plane, first, map, found);
     }
@@ -260,7 +260,7 @@ static int64_t split(const void *words, int64_t width, int64_t room, const struc
                      const int64_t *starts, struct work *work)
 {
 #ifdef TACCL_VECTORS
-    if (room >= VECTOR_ROOM && taccl_xw_vectors()) {
+    if (room >= VECTOR_ROOM && taccl_vectors()) {
         if (e->kept < room) {
             /* Room is filled with values of which nothing but the bit of the hot window is set. */
             uint16_t filler = (uint16_t)((1 << (e->bits + 8)) + (e->base << 7));
@@ -417,7 +417,7 @@ static void expand(const uint8_t *map, int64_t bytes, const uint8_t *found, int6
     const uint8_t *last = found + count;
     int64_t first = 0;
 #ifdef TACCL_VECTORS
-    if (taccl_xw_vectors())
+    if (taccl_vectors())
         first = taccl_xw_expand(map, bytes, &found, last, plane);
 #endif
     for (int64_t i = first; i < bytes; i += 8) {
@@ -459,7 +459,7 @@ static void join(const uint8_t *wire, const int64_t *starts, const struct entry 
                  struct work *work, void *words)
 {
 #ifdef TACCL_VECTORS
-    if (room >= VECTOR_ROOM && taccl_xw_vectors()) {
+    if (room >= VECTOR_ROOM && taccl_vectors()) {
         taccl_xw_join(wire, starts, e, width, room, work->plane, words);
         return;
     }

@@ -6,10 +6,6 @@
 
 #include <stdint.h>
 
-#if defined(__x86_64__) && defined(__GNUC__)
-#define TACCL_VECTORS 1
-#endif
-
 /* Of a coded tile. */
 enum section { ZEROS, LOW16, LOW, SIGNS, DENSE, MAP, SPARSE, POSITIONS, TOPS, SECTIONS };
 
@@ -30,10 +26,9 @@ static inline uint8_t beyond_window(int bits)
 }
 
 #ifdef TACCL_VECTORS
-/* Whether the processor has what the functions below need. room: of words, a multiple of 64 from VECTOR_ROOM on. */
-int taccl_xw_vectors(void);
-
-/* Cuts words into the low bytes, signs and dense planes of a tile and work->plane; gives how many are outside the
+/* Where taccl_vectors(). room: of words, a multiple of 64 from VECTOR_ROOM on.
+ *
+ * Cuts words into the low bytes, signs and dense planes of a tile and work->plane; gives how many are outside the
  * window, with work->positions, and their work->top. */
 int64_t taccl_xw_split(const void *words, int64_t width, int64_t room, const struct entry *e, uint8_t *wire,
                        const int64_t *starts, struct work *work);

@@ -12,11 +12,6 @@
 
 enum { QUARTERS = 4, STEP = 32 };
 
-int taccl_xw_vectors(void)
-{
-    return __builtin_cpu_supports("avx2") != 0;
-}
-
 INLINE __m256i load(const void *from)
 {
     return _mm256_loadu_si256(from);
