@@ -43,7 +43,7 @@ def _function() -> Any:
 
 _readv = _function()
 _BYTE = np.dtype(np.uint8)
-_first_byte = ctypes.c_char.from_buffer
+_first_byte: Callable[[Any], ctypes.c_char] = ctypes.c_char.from_buffer
 
 
 def address(array: np.ndarray[Any, Any]) -> int:
