@@ -3,8 +3,10 @@
 Coding is work like a message: the executor starts a piece and polls for what is finished. One piece of work is begun,
 or two with a thread; the rest waits here in order: first what a message of frames waits for, then what other work waits
 for, then decodes that nothing follows. So a frame which must go out never stands behind a long line of decodes. Nor do
-decodes stand behind frames that would only lie there: a piece that connections want is passed over while all of them
-have other things to carry, or a rank would code all that it sends before it decodes what has come for it.
+decodes stand behind frames that would only lie there: a piece is passed over while the connections that it leads to
+have other things to carry, or other messages must begin first, or a rank would code all that it sends before it decodes
+what has come for it, and take its core from ranks that have something to send. Only the next message's is coded ahead,
+when there is nothing else to do.
 
 Where each rank has two cores, a thread codes. While it works and no message arrives, the executor sleeps a little
 instead of polling: numpy's calls want the interpreter's lock each time they return, and a loop that never rests would
@@ -22,6 +24,7 @@ import time
 from bisect import insort
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -52,7 +55,24 @@ class Pauses:
             time.sleep(min(LEAST_PAUSE_S * 2 ** min(self._count - YIELDS, 8), MOST_PAUSE_S))
 
 
-Wanted = tuple[Callable[[], bool], ...]  # whether one of these says so; nothing: always
+@dataclass(frozen=True, slots=True)
+class Want:
+    """A message that a piece of work leads to. idle: whether its connection has nothing else to carry; messages of one
+    connection have the same. before: of each message that must begin before it, whether it has."""
+
+    idle: Callable[[], bool]
+    before: tuple[Callable[[], bool], ...] = ()
+
+    def now(self) -> bool:
+        """Whether it would go if the piece were done."""
+        return self.idle() and self.next()
+
+    def next(self) -> bool:
+        """Whether all have begun that must begin before it."""
+        return all(begun() for begun in self.before)
+
+
+Wanted = tuple[Want, ...]  # one of these is; nothing: always
 
 
 class Inline:
@@ -90,7 +110,7 @@ class CodecPort:
         self._waiting: list[tuple[int, int, _Piece]] = []
         self._count = 0
         self._done: set[_Piece] = set()
-        self._got: Counter[Wanted] = Counter()  # pieces that were made for the same connections
+        self._got: Counter[tuple[object, ...]] = Counter()  # pieces that were made for the same connections
         self._scratch = Scratch()
 
     def message(self, work: Work, turn: int, wanted: Wanted = ()) -> Message:
@@ -122,14 +142,25 @@ class CodecPort:
         for place, (turn, _, piece) in enumerate(self._waiting):
             if found is not None and found[0] < turn:
                 break
-            if not piece.wanted or any(wants() for wants in piece.wanted):
-                mine = (turn, self._got[piece.wanted] if piece.wanted else 0, place)
+            if not piece.wanted or any(want.now() for want in piece.wanted):
+                mine = (turn, self._got[piece.connections] if piece.wanted else 0, place)
                 found = mine if found is None else min(found, mine)
+        if found is None:
+            found = self._ahead()
         if found is None:
             return None
         piece = self._waiting.pop(found[2])[2]
-        self._got[piece.wanted] += 1
+        self._got[piece.connections] += 1
         return piece
+
+    def _ahead(self) -> tuple[int, int, int] | None:
+        """A piece that leads to a message which is the next to go, when there is nothing else to do, and after all
+        other ranks that want the core."""
+        for place, (turn, _, piece) in enumerate(self._waiting):
+            if any(want.before and want.next() for want in piece.wanted):
+                os.sched_yield()
+                return turn, 0, place
+        return None
 
     def _finished(self, piece: _Piece) -> None:
         if piece.error is not None:
@@ -205,10 +236,11 @@ class CodecThread(CodecPort):
 class _Piece:
     """Work, and what it raised."""
 
-    __slots__ = ("_work", "error", "given_s", "number", "wanted")
+    __slots__ = ("_work", "connections", "error", "given_s", "number", "wanted")
 
     def __init__(self, work: Callable[[Scratch], object], number: int, wanted: Wanted) -> None:
         self._work, self.wanted = work, wanted
+        self.connections = tuple(dict.fromkeys(want.idle for want in wanted))
         self.number = number
         self.given_s = 0.0
         self.error: BaseException | None = None

@@ -217,6 +217,10 @@ class TcpTransport(Plain):
         message = Outgoing(data, tag, place, sized, _eager(data.nbytes, tag), gates)
         self._sends.setdefault(peer, {})[tag] = message
         links, link = self._links, self._links.links[peer]
+
+        def begun() -> bool:
+            return message.begun == links.run
+
         if not gates:
 
             def start() -> None:
@@ -224,7 +228,7 @@ class TcpTransport(Plain):
                 if message.may_go(links.run):
                     link.send(message)
 
-            return Message(self, message, start, wanted=link.hungry)
+            return Message(self, message, start, begun=begun, wanted=link.hungry)
         self._gated[self._numbers[key]], self._peer_of[message] = message, peer
 
         def wait() -> None:
@@ -235,7 +239,8 @@ class TcpTransport(Plain):
             self,
             message,
             wait,
-            held=lambda: message.begun == links.run and message.waits(links.run),
+            begun=begun,
+            held=lambda: begun() and message.waits(links.run),
             wanted=link.hungry,
         )
 
