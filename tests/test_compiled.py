@@ -11,6 +11,7 @@ import pytest
 import runtime_programs as programs
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_codecs_frame import reseal
 
 from taccl.runtime import native, native_run
 from taccl.runtime.bind import Bound, Buffers, buffer_elements, compile_program
@@ -28,6 +29,7 @@ from taccl.runtime.codecs import (
 )
 from taccl.runtime.codecs.checksum import checksum
 from taccl.runtime.codecs.codec import dtype_of
+from taccl.runtime.codecs.frame import ENTRY, HEADER_BYTES
 from taccl.runtime.dtypes import DTYPES
 from taccl.runtime.layout import layout
 from taccl.runtime.process_memory import address
@@ -131,6 +133,39 @@ def test_damaged_frames_are_refused_in_the_same_words(values, name, data, plain)
     with loops(plain):
         for work in (decoded, added):
             assert said(work) == in_python(said, work)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    count=st.integers(1, 2500),
+    name=st.sampled_from(["bfloat16", "float32"]),
+    tile=st.sampled_from([256, 512, 1024, 2048]),
+    zeros=st.sampled_from([0, 0.5]),
+    seed=st.integers(0, 2**32),
+    plain=st.booleans(),
+)
+def test_wrong_frames_with_right_checksums_mean_the_same(count, name, tile, zeros, seed, plain):
+    """What someone sends who means harm: sizes, maps and positions that no encoder writes."""
+    rng = np.random.default_rng(seed)
+    values = (rng.standard_normal(count) * 0.05).astype(np.float32)
+    values[rng.random(count) < zeros] = 0
+    values = values.astype(DTYPES[name].numpy)
+    frame, tiles = frame_of(CODECS["xw"], values, tile).copy(), -(-count // tile)
+    for _ in range(rng.integers(1, 4)):
+        entry = HEADER_BYTES + ENTRY.itemsize * rng.integers(tiles)
+        payload = rng.integers(HEADER_BYTES + ENTRY.itemsize * tiles, len(frame))
+        frame[entry + rng.integers(12, 24) if rng.random() < 0.6 else payload] ^= 1 << rng.integers(8)
+    reseal(frame, tiles)
+
+    def outcome(work):
+        try:
+            return work(CODECS["xw"], frame, values)
+        except FrameError as error:
+            return str(error)
+
+    with loops(plain):
+        for work in (decoded, added):
+            assert outcome(work) == in_python(outcome, work)
 
 
 @given(words=st.integers(0, 40000), seed=st.integers(0, 2**32), plain=st.booleans())
