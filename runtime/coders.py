@@ -72,7 +72,7 @@ class Want:
         return all(begun() for begun in self.before)
 
 
-Wanted = tuple[Want, ...]  # one of these is; nothing: always
+Wanted = tuple[Want, ...]  # it is enough that one of these would go; without any a piece is always wanted
 
 
 class Inline:
@@ -116,7 +116,7 @@ class CodecPort:
     def message(self, work: Work, turn: int, wanted: Wanted = ()) -> Message:
         """A piece of work that can be started once in every run.
 
-        turn: what has a lower one goes first. wanted: those that the result leads to, of which one must want it.
+        turn: what has a lower one goes first. wanted: the messages that the result leads to.
         """
         piece = _Piece(work, self._made, wanted)
         self._made += 1

@@ -102,6 +102,15 @@ def test_a_send_that_nothing_waits_for_moves_while_the_rank_waits_elsewhere():
     assert executor.advance(100) and transport.moved
 
 
+def receiving(transport, count):
+    """A run that has begun, of receives from one rank that wait for nothing."""
+    operations = tuple(Operation("recv", ("o", n, 1), None, None, 1, 0, n, 0, n, ()) for n in range(count))
+    executor = Executor(Plan(0, operations, 0), {"o": np.zeros(4 * count, np.float32)}, 4, np.add, transport)
+    executor.connect()
+    executor.start()
+    return executor
+
+
 class Meanwhile(Counting):
     """The message of one way finishes while those behind the first one of another way are polled, just before the rank
     would sleep."""
@@ -131,12 +140,8 @@ class Meanwhile(Counting):
 
 
 def test_a_rank_does_not_sleep_over_what_came_while_it_polled_behind():
-    transport = Meanwhile()
-    operations = tuple(Operation("recv", ("o", n, 1), None, None, 1, 0, n, 0, n, ()) for n in range(3))
-    executor = Executor(Plan(0, operations, 0), {"o": np.zeros(12, np.float32)}, 4, np.add, transport)
-    executor.connect()
-    executor.start()
-    slept = []
+    transport, slept = Meanwhile(), []
+    executor = receiving(transport, 3)
     executor.advance(50, lambda: slept.append(transport.news))
     assert slept and not any(slept) and not transport.left
 
@@ -160,10 +165,7 @@ class Telling(Counting):
 
 def test_who_knows_of_no_news_is_not_asked_for_what_is_behind():
     transport = Telling()
-    operations = tuple(Operation("recv", ("o", n, 1), None, None, 1, 0, n, 0, n, ()) for n in range(2))
-    executor = Executor(Plan(0, operations, 0), {"o": np.zeros(8, np.float32)}, 4, np.add, transport)
-    executor.connect()
-    executor.start()
+    executor = receiving(transport, 2)
     executor.advance(50)
     assert transport.asked == [[("recv", 0)]] * 50
     transport.news = 1

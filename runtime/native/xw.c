@@ -498,10 +498,11 @@ int taccl_xw_decode(const uint8_t *wire, const struct entry *e, int64_t width, i
     join(wire, starts, e, width, room, work, target);
     const uint8_t *low = wire + starts[LOW], *tops = wire + starts[TOPS];
     for (int64_t i = 0; i < e->exceptions; i++) {
-        int64_t at = positions[i];
-        uint16_t half = (uint16_t)((tops[i] << 8 | low[at]) + (e->base << 7));
+        /* They too could have changed, were the words another process's or in the wire itself. */
+        int64_t at = *(const volatile uint16_t *)(positions + i);
         if (at >= e->kept)
             return 0;
+        uint16_t half = (uint16_t)((tops[i] << 8 | low[at]) + (e->base << 7));
         if (width == 2)
             ((uint16_t *)target)[at] = half;
         else
