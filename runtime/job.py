@@ -34,7 +34,8 @@ from taccl.synth.program import Program
 if TYPE_CHECKING:
     from taccl.runtime.nccl_ranks import NcclRanks
     from taccl.runtime.sleep import Sleeper
-    from taccl.runtime.tcp_transport import Links
+    from taccl.runtime.tcp_links import Links
+    from taccl.runtime.tcp_native import NativeLinks
 
 T = TypeVar("T")
 
@@ -59,7 +60,7 @@ class Neighbours:
     # Of each rank those that it reaches by staged-shm only, itself among them, beside those that it shares memory with.
     staging: tuple[tuple[int, ...], ...] = ()
     nccl: NcclRanks | None = None  # the communicator of all ranks, where messages go over NCCL
-    tcp: Links | None = None  # of host memory, where messages between nodes go over connections of our own
+    tcp: Links | NativeLinks | None = None  # of host memory, where messages between nodes go over connections of our own
     no_tcp: str = ""  # why they do not, though nobody has chosen another way
 
     def apart(self, source: int, target: int) -> bool:
@@ -110,7 +111,7 @@ class Job:
         except BaseException as error:
             self._fail(error)
         self.memory = shared.SharedMemory()
-        self._links: Links | None = None
+        self._links: Links | NativeLinks | None = None
         self._no_links: str | None = None  # why there are none, when that is known
         ranks, cores = self.machine.ranks, self.machine.cores
         self._spins = SPINS if ranks <= cores else 0
@@ -374,7 +375,7 @@ class Job:
                 return replace(neighbours, no_tcp=why)
             if self._links is not None:
                 self._links.close()
-            self._links = tcp_transport.Links(made, everyone)
+            self._links = tcp_transport.join(made, everyone)
             sleeper = sleep.Sleeper(self._links.poller, self.memory, bool(self._spins))
             sleeper.meet(self, neighbours)
             self._links.sleeper = sleeper

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from taccl.errors import EnvironmentProblem
+from taccl.runtime.process_memory import address
 from taccl.runtime.shared import attach
 
 if TYPE_CHECKING:
@@ -53,6 +54,11 @@ class Uplinks:
             end = offset + 8 * MOST_UPLINKS
             with contextlib.suppress(OSError, EnvironmentProblem):  # this rank keeps its own
                 self._free_ns = attach(process, fd, token, end, write=True)[offset:end].view(np.int64).data
+
+    @property
+    def at(self) -> int:
+        """The address of the clocks."""
+        return address(np.asarray(self._free_ns))
 
     def due_ns(self, uplinks: Sequence[Uplink], now_ns: int) -> int:
         """When a segment may leave over all of these."""

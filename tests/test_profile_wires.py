@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from taccl.errors import RunFailed
 from taccl.profiles.measure.wires import HEAD, TcpWire
-from taccl.runtime.tcp_link import NO_LIMIT
+from taccl.runtime.tcp_options import NO_LIMIT
 
 Pair = tuple[TcpWire, TcpWire, socket.socket, socket.socket]
 

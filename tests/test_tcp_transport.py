@@ -10,12 +10,28 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from taccl.errors import RunFailed
-from taccl.runtime import tcp_link, tcp_transport
+from taccl.runtime import native, tcp_link, tcp_options, tcp_transport
 from taccl.runtime.codecs.codec import FrameError
-from taccl.runtime.tcp_link import HEAD, KINDS, LAST, OPEN, READY, SEGMENT
-from taccl.runtime.tcp_transport import Links, TcpTransport
+from taccl.runtime.tcp_links import Links
+from taccl.runtime.tcp_messages import HEAD, KINDS, LAST, OPEN, READY, RUNS, SEGMENT
+from taccl.runtime.tcp_native import NativeLinks
+from taccl.runtime.tcp_transport import TcpTransport
 from taccl.runtime.transport import Plain, write_head
 from taccl.runtime.turns import Gate
+
+KINDS_OF_LINKS = {"python": Links, "compiled": NativeLinks}
+used = []  # the kind under test
+
+
+@pytest.fixture(scope="module", autouse=True, params=KINDS_OF_LINKS)
+def kind(request):
+    if request.param == "compiled" and native.library() is None:
+        pytest.skip(f"no compiled code: {native.why_not()}")
+    used[:] = [KINDS_OF_LINKS[request.param]]
+
+
+def links_of(connections):
+    return used[0](connections)
 
 
 def connected():
@@ -32,7 +48,7 @@ class Pair:
     """Two ranks in one process."""
 
     def __init__(self):
-        self.links = [Links({1 - rank: end}) for rank, end in enumerate(connected())]
+        self.links = [links_of({1 - rank: end}) for rank, end in enumerate(connected())]
         self.ports = []
 
     def transports(self, **options):
@@ -58,7 +74,7 @@ def raw():
     """A rank's links, and the other end of its only connection, to rank 1."""
     mine, theirs = connected()
     theirs.setblocking(True)
-    links = Links({1: mine})
+    links = links_of({1: mine})
     yield links, theirs
     links.close()
     theirs.close()
@@ -283,7 +299,7 @@ def test_what_is_not_expected_ends_the_job(raw, sent):
 @given(st.binary(max_size=200))
 def test_any_bytes_are_refused_or_waited_for(sent):
     mine, theirs = connected()
-    links = Links({1: mine})
+    links = links_of({1: mine})
     try:
         port, message, array = receiving(links, 100)
         message.start()
@@ -357,7 +373,7 @@ def test_a_connection_that_is_lost_while_something_is_sent_is_named(raw, monkeyp
 
 
 def test_a_kernel_that_cannot_let_go_of_a_limit_is_asked_for_none(monkeypatch):
-    monkeypatch.setattr(tcp_link, "_SO_BUF_LOCK", 9999)
+    monkeypatch.setattr(tcp_options, "SO_BUF_LOCK", 9999)
     both = Pair()
     connection = both.links[0].links[1]._connection
     before = connection.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
@@ -419,7 +435,7 @@ def test_a_word_that_follows_from_what_is_read_leaves_with_the_same_look(raw):
 
 def test_numbers_of_runs_begin_anew(pair):
     for links in pair.links:
-        links.run = tcp_link.RUNS - 2
+        links.run = RUNS - 2
     mine, theirs = pair.transports()
     source, target = np.zeros(100_000, np.uint8), np.zeros(100_000, np.uint8)
     send, receive = mine.send(source, 1, 0), theirs.recv(target, 0, 0)
@@ -443,7 +459,7 @@ def test_numbers_of_runs_begin_anew(pair):
 def test_the_kernel_keeps_what_the_pace_says(monkeypatch):
     """Programs with other paces take turns; where no process may ask for as much there is no limit. Two segments more
     may wait behind what is on its way."""
-    monkeypatch.setattr(tcp_link, "_wmem_max", lambda: 500_000)
+    monkeypatch.setattr(tcp_options, "_wmem_max", lambda: 500_000)
     both = Pair()
     sizes, waiting = [], []
     over_one = ((0, 10**9),)  # of which clocks are kept: twice as much, or what is allowed
@@ -465,7 +481,7 @@ def test_the_kernel_keeps_what_the_pace_says(monkeypatch):
 
 
 def most_bytes_per_s(connection):
-    return struct.unpack("Q", connection.getsockopt(socket.SOL_SOCKET, tcp_link._SO_MAX_PACING_RATE, 8))[0]
+    return struct.unpack("Q", connection.getsockopt(socket.SOL_SOCKET, tcp_options.SO_MAX_PACING_RATE, 8))[0]
 
 
 def test_a_long_message_leaves_at_the_pace_of_its_link_and_a_short_one_at_that_of_its_uplink(pair):
@@ -490,7 +506,7 @@ def test_a_long_message_leaves_at_the_pace_of_its_link_and_a_short_one_at_that_o
         for port in (mine, theirs):
             port.end()
             port.close()
-    assert rates == [123_456_789, tcp_link.NO_LIMIT, 123_456_789, *[tcp_link.NO_LIMIT] * 3]
+    assert rates == [123_456_789, tcp_options.NO_LIMIT, 123_456_789, *[tcp_options.NO_LIMIT] * 3]
 
 
 DATA_FRAMES_AT = 156  # in struct tcp_info of linux/tcp.h: frames with data that were sent
@@ -535,7 +551,7 @@ def check_frames(pair, length, least, most):
 
 
 def test_a_kernel_that_knows_no_pace_sends_all_the_same(pair, monkeypatch):
-    monkeypatch.setattr(tcp_link, "_SO_MAX_PACING_RATE", 9999)
+    monkeypatch.setattr(tcp_options, "SO_MAX_PACING_RATE", 9999)
     mine, theirs = pair.transports(paces={(0, 1): tcp_transport.Pace(1000, 3, 123_456_789)})
     source, target = np.full(50_000, 7, np.uint8), np.zeros(50_000, np.uint8)
     send, receive = mine.send(source, 1, 0), theirs.recv(target, 0, 0)

@@ -1,6 +1,7 @@
 """What ranks of a node hand over to its uplinks, and when."""
 
 import contextlib
+import ctypes
 import socket
 import time
 from types import SimpleNamespace
@@ -11,10 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from taccl.errors import EnvironmentProblem
-from taccl.runtime import tcp_transport
+from taccl.runtime import native, tcp_links
+from taccl.runtime.pace import Pace
 from taccl.runtime.shared import SharedMemory
-from taccl.runtime.tcp_link import HEAD
-from taccl.runtime.tcp_transport import Links, Pace, TcpTransport
+from taccl.runtime.tcp_links import Links
+from taccl.runtime.tcp_messages import HEAD
+from taccl.runtime.tcp_native import NativeLinks
+from taccl.runtime.tcp_transport import TcpTransport
 from taccl.runtime.transport import Plain
 from taccl.runtime.uplink import MOST_NS, MOST_UPLINKS, QUEUE_NS, Uplinks
 
@@ -26,16 +30,19 @@ A_SEGMENT_IN_A_MS = ((0, 10**6),)
 class Rank:
     """Rank 0 with connections to ranks 1 and 2, at a time that stands still."""
 
-    def __init__(self, monkeypatch, pace):
+    def __init__(self, monkeypatch, kind, pace):
         self.now_ns = 5 * MOST_NS
         clock = SimpleNamespace(monotonic_ns=lambda: self.now_ns, monotonic=time.monotonic)
-        monkeypatch.setattr(tcp_transport, "time", clock)
+        monkeypatch.setattr(tcp_links, "time", clock)
         pairs = [socket.socketpair() for _ in range(2)]
         for end in (end for pair in pairs for end in pair):
             end.setblocking(False)
         self.ends = {peer: pair[1] for peer, pair in enumerate(pairs, 1)}
-        self.links = Links({peer: pair[0] for peer, pair in enumerate(pairs, 1)})
+        self.links = kind({peer: pair[0] for peer, pair in enumerate(pairs, 1)})
         self.links.sleeper = SimpleNamespace(due_ns=-1, close=lambda: None)
+        self.still = None
+        if kind is NativeLinks:
+            self.still = ctypes.c_int64.in_dll(native.library(), "taccl_still_ns")
         self.port = TcpTransport(self.links, 0, Plain(), paces={(0, 1): pace, (0, 2): pace})
 
     def started(self, *messages):
@@ -52,8 +59,13 @@ class Rank:
     def look(self, at_ms=0):
         """The segments that have come to each peer by then."""
         self.now_ns = 5 * MOST_NS + at_ms * MS
-        self.port.poll([])
+        self.poll()
         return {peer: self.came(end) // (SEGMENT_BYTES + HEAD.size) for peer, end in self.ends.items()}
+
+    def poll(self):
+        if self.still is not None:
+            self.still.value = self.now_ns
+        self.port.poll([])
 
     def came(self, end):
         count = 0
@@ -67,15 +79,24 @@ class Rank:
         return (self.links.sleeper.due_ns - 5 * MOST_NS) / MS
 
     def close(self):
+        if self.still is not None:
+            self.still.value = 0
         self.port.close()
         self.links.close()
         for end in self.ends.values():
             end.close()
 
 
+@pytest.fixture(params=["python", "compiled"])
+def kind(request):
+    if request.param == "compiled" and native.library() is None:
+        pytest.skip(f"no compiled code: {native.why_not()}")
+    return NativeLinks if request.param == "compiled" else Links
+
+
 @pytest.fixture
-def rank(monkeypatch):
-    made = Rank(monkeypatch, Pace(SEGMENT_BYTES, 50, 0, A_SEGMENT_IN_A_MS))
+def rank(monkeypatch, kind):
+    made = Rank(monkeypatch, kind, Pace(SEGMENT_BYTES, 50, 0, A_SEGMENT_IN_A_MS))
     yield made
     made.close()
 
@@ -92,8 +113,8 @@ def test_a_rank_hands_over_what_its_uplink_passes_in_the_order_of_the_program(ra
     assert rank.links.sleeper.due_ns == 0
 
 
-def test_what_is_known_of_no_uplink_goes_at_once(monkeypatch):
-    made = Rank(monkeypatch, Pace(SEGMENT_BYTES, 50))
+def test_what_is_known_of_no_uplink_goes_at_once(monkeypatch, kind):
+    made = Rank(monkeypatch, kind, Pace(SEGMENT_BYTES, 50))
     made.started((1, 12), (2, 12))
     assert made.look() == {1: 12, 2: 12}
     assert made.links.sleeper.due_ns == 0
@@ -105,7 +126,7 @@ def test_words_do_not_wait_for_an_uplink(rank):
     rank.started((1, 12))
     rank.look()
     receive.start()
-    rank.port.poll([])
+    rank.poll()
     assert rank.came(rank.ends[2]) == HEAD.size
 
 
@@ -116,25 +137,26 @@ def test_a_peer_that_takes_nothing_does_not_stop_the_others(rank):
     came = []
     for turn in range(40):
         rank.now_ns += 10 * MS
-        rank.port.poll([])
+        rank.poll()
         came.append(rank.came(rank.ends[2]))
         if turn > 20:
             rank.came(rank.ends[1])
     assert sum(came[:20]) == 3 * (SEGMENT_BYTES + HEAD.size)
-    assert not rank.links._sending
+    assert all(link.hungry() for link in rank.links.links.values())
 
 
-def test_of_two_ranks_one_waits_for_what_the_other_has_handed_over(rank, monkeypatch):
-    other = Rank(monkeypatch, Pace(SEGMENT_BYTES, 50, 0, A_SEGMENT_IN_A_MS))
+def test_of_two_ranks_one_waits_for_what_the_other_has_handed_over(rank, monkeypatch, kind):
+    other = Rank(monkeypatch, kind, Pace(SEGMENT_BYTES, 50, 0, A_SEGMENT_IN_A_MS))
     other.links.uplinks = rank.links.uplinks
-    monkeypatch.setattr(tcp_transport.time, "monotonic_ns", lambda: rank.now_ns)
+    monkeypatch.setattr(tcp_links.time, "monotonic_ns", lambda: rank.now_ns)
     rank.started((1, 12))
     other.started((2, 12))
     assert rank.look()[1] == 5
     assert other.look() == {1: 0, 2: 0}
     assert other.wakes_after_ms == 1
     rank.now_ns += 2 * MS
-    other.port.poll([])
+    other.now_ns = rank.now_ns
+    other.poll()
     assert other.came(other.ends[2]) == 2 * (SEGMENT_BYTES + HEAD.size)
     other.close()
 

@@ -27,7 +27,7 @@ from taccl.profiles.measure.probe import Probe, Times, Trial
 from taccl.profiles.measure.wires import MpiWire, Request, TcpWire, Wire
 from taccl.runtime import control_group
 from taccl.runtime.machine import usable
-from taccl.runtime.tcp_link import NO_LIMIT
+from taccl.runtime.tcp_options import NO_LIMIT
 
 _COMMAND, _RESULT, DATA, ACK, _GATE = 1, 2, 3, 4, 5  # tags
 _SIGN_OF_LIFE = "-"  # a rank is alive, though it has nothing to ask for or to answer yet

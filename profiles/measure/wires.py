@@ -13,7 +13,7 @@ from collections import defaultdict, deque
 from typing import Any, Protocol
 
 from taccl.errors import RunFailed
-from taccl.runtime.tcp_link import limit_rate
+from taccl.runtime.tcp_options import limit_rate
 
 HEAD = struct.Struct("<IQ")  # tag of a message, and its bytes
 READS = 16  # of a connection at a time

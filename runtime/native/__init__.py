@@ -1,4 +1,4 @@
-"""Compiled code of the runtime: the loop of an executor, long copies, codecs. Everything has a twin in Python.
+"""Compiled code of the runtime: the loop of an executor, TCP connections, long copies, codecs. Everything has a twin in Python.
 
 It is built when taccl is installed where there is a C compiler, and taken where it was built; results are the same to
 the bit. `taccl doctor` says which; TACCL_NATIVE=0 leaves it out. It is plain C behind ctypes, which lets other
@@ -14,7 +14,7 @@ import os
 from pathlib import Path
 
 # Of what the C files and their users agree on; one more with every change of it, so that older files are not taken.
-VERSION = 8
+VERSION = 9
 
 
 @functools.lru_cache(maxsize=1)
