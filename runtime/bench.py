@@ -120,10 +120,10 @@ def measure(
         modes = [mode for mode in settings.modes if mode in one.modes]
         nodes = neighbours.nodes if settings.pace and settings.device == "host" else None
         held = None if neighbours.nccl is None else neighbours.apart
-        ahead = one.topology is not None and neighbours.tcp is not None
+        sorts = neighbours.tcp is not None
         compile_mode = functools.partial(
             compile_program, one.program, one.collective, wanted=[job.rank], order=one.order, nodes=nodes,
-            coding=coding, held=held, ahead=ahead,
+            coding=coding, held=held, ahead=sorts and one.topology is not None, sorts=sorts,
         )  # fmt: skip
         return {mode: compile_mode(inplace=mode == "in_place") for mode in modes}
 

@@ -56,12 +56,13 @@ def compile_program(
     coding: Coding | None = None,
     held: Callable[[int, int], bool] | None = None,
     ahead: bool = False,
+    sorts: bool = False,
 ) -> Compiled:
     """Compile for the wanted ranks. In place, input and output are views of one memory where the collective
     says so. nodes: of each rank its node, where messages between nodes are paced. coding: which messages are
     frames; then raises UsageError as `coded` does. held: whether messages from one rank to another go in rounds; raises
     EnvironmentProblem where the program hangs when a send waits for its receive, and they cannot. ahead: messages
-    between nodes leave in the order of the model; it is not known of coded ones."""
+    between nodes leave in the order of the model; it is not known of coded ones. sorts: as in `compile_ranks`."""
     order = trace(program) if order is None else order
     views = {r: pair for r, pair in enumerate(collective.inplace) if pair is not None} if inplace else {}
     rewrite = (
@@ -74,7 +75,7 @@ def compile_program(
     every = nodes is not None and len(order.send_tag) <= MOST_MESSAGES
     plans = compile_ranks(
         program, order, views, wanted if held is None else everyone, nodes, rewrite, timed=coding is None,
-        ahead=ahead and every and coding is None,
+        ahead=ahead and every and coding is None, sorts=sorts,
     )  # fmt: skip
     rounds: Mapping[tuple[int, int, int], int] | None = {}
     if held is not None:

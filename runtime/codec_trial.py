@@ -201,6 +201,7 @@ def _compiled(job: Job, reach: Reach, codec: Codec, chunks: int) -> Compiled:
     compiled = compile_program(
         program, collective, False, [job.rank], nodes=neighbours.nodes if reach.settings is None else None,
         coding=coding, held=None if neighbours.nccl is None else neighbours.apart,
+        sorts=neighbours.tcp is not None,
     )  # fmt: skip
     plan = compiled.plans[job.rank]
     return replace(compiled, plans={job.rank: replace(plan, operations=mixed(plan.operations))})

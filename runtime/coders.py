@@ -22,7 +22,7 @@ import queue
 import threading
 import time
 from bisect import insort
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -55,21 +55,23 @@ class Pauses:
             time.sleep(min(LEAST_PAUSE_S * 2 ** min(self._count - YIELDS, 8), MOST_PAUSE_S))
 
 
+Idle = Callable[[], bool]  # whether a connection has nothing else to carry
+
+
 @dataclass(frozen=True, slots=True)
 class Want:
     """A message that a piece of work leads to. idle: whether its connection has nothing else to carry; messages of one
     connection have the same. before: of each message that must begin before it, whether it has."""
 
-    idle: Callable[[], bool]
+    idle: Idle
     before: tuple[Callable[[], bool], ...] = ()
-
-    def now(self) -> bool:
-        """Whether it would go if the piece were done."""
-        return self.idle() and self.next()
 
     def next(self) -> bool:
         """Whether all have begun that must begin before it."""
-        return all(begun() for begun in self.before)
+        for begun in self.before:  # noqa: SIM110 (this is asked often, and all() takes twice as long)
+            if not begun():
+                return False
+        return True
 
 
 Wanted = tuple[Want, ...]  # it is enough that one of these would go; without any a piece is always wanted
@@ -95,6 +97,26 @@ class Inline:
 Note = tuple[int, float, float]
 
 
+# A piece: the least goes first (turn, pieces that its connections got, count); its connections, and its place in line.
+_Found = tuple[tuple[int, int, int], tuple[Idle, ...], int]
+
+
+def _first_wanted(connections: tuple[Idle, ...], line: Sequence[tuple[int, int, _Piece]]) -> int | None:
+    """The place of the first piece in the line that is wanted, of those that lead to these connections."""
+    if not line:
+        return None
+    if not connections:
+        return 0
+    idle = [one for one in connections if one()]
+    if not idle:
+        return None
+    for place, (_, _, piece) in enumerate(line):
+        for want in piece.wanted:
+            if want.idle in idle and want.next():
+                return place
+    return None
+
+
 class CodecPort:
     """A port whose messages are pieces of work, done one whenever it is polled. Close it.
 
@@ -107,7 +129,8 @@ class CodecPort:
     def __init__(self, notes: list[Note] | None = None) -> None:
         self._notes = notes
         self._made = 0
-        self._waiting: list[tuple[int, int, _Piece]] = []
+        # By the connections that they lead to: (turn, count, piece) of those that wait, in order.
+        self._waiting: defaultdict[tuple[Idle, ...], list[tuple[int, int, _Piece]]] = defaultdict(list)
         self._count = 0
         self._done: set[_Piece] = set()
         self._got: Counter[tuple[object, ...]] = Counter()  # pieces that were made for the same connections
@@ -125,7 +148,7 @@ class CodecPort:
             if self._notes is not None:
                 piece.given_s = time.perf_counter()
             self._count += 1
-            insort(self._waiting, (turn, self._count, piece))
+            insort(self._waiting[piece.connections], (turn, self._count, piece))
             self._feed()
 
         return Message(self, piece, start)
@@ -138,29 +161,36 @@ class CodecPort:
 
         Were it the first of all, some connections would run dry while others are served, and end late.
         """
-        found: tuple[int, int, int] | None = None
-        for place, (turn, _, piece) in enumerate(self._waiting):
-            if found is not None and found[0] < turn:
-                break
-            if not piece.wanted or any(want.now() for want in piece.wanted):
-                mine = (turn, self._got[piece.connections] if piece.wanted else 0, place)
-                found = mine if found is None else min(found, mine)
+        found: _Found | None = None
+        for connections, line in self._waiting.items():
+            place = _first_wanted(connections, line)
+            if place is not None:
+                turn, count, _ = line[place]
+                mine = turn, self._got[connections] if connections else 0, count
+                if found is None or mine < found[0]:
+                    found = mine, connections, place
         if found is None:
             found = self._ahead()
         if found is None:
             return None
-        piece = self._waiting.pop(found[2])[2]
-        self._got[piece.connections] += 1
-        return piece
+        _, connections, place = found
+        self._got[connections] += 1
+        return self._waiting[connections].pop(place)[2]
 
-    def _ahead(self) -> tuple[int, int, int] | None:
+    def _ahead(self) -> _Found | None:
         """A piece that leads to a message which is the next to go, when there is nothing else to do, and after all
         other ranks that want the core."""
-        for place, (turn, _, piece) in enumerate(self._waiting):
-            if any(want.before and want.next() for want in piece.wanted):
-                os.sched_yield()
-                return turn, 0, place
-        return None
+        found: _Found | None = None
+        for connections, line in self._waiting.items():
+            for place, (turn, count, piece) in enumerate(line):
+                if found is not None and found[0] < (turn, 0, count):
+                    break
+                if piece.leads_to_the_next():
+                    found = (turn, 0, count), connections, place
+                    break
+        if found is not None:
+            os.sched_yield()
+        return found
 
     def _finished(self, piece: _Piece) -> None:
         if piece.error is not None:
@@ -244,6 +274,13 @@ class _Piece:
         self.number = number
         self.given_s = 0.0
         self.error: BaseException | None = None
+
+    def leads_to_the_next(self) -> bool:
+        """Whether it leads to a message of which it is known that it is the next to go."""
+        for want in self.wanted:  # noqa: SIM110
+            if want.before and want.next():
+                return True
+        return False
 
     def do(self, scratch: Scratch) -> None:
         """Sums and rounded values may overflow, which is the caller's matter; numpy's settings are a thread's own."""

@@ -22,7 +22,9 @@ these come before it in the trace, so with receives that wait for nothing this c
 A step that a send waits for only for order may be a receive that completes at the right time in the schedule, or a send
 that this receive allows. Where nothing keeps to the schedule's times (coded messages), ranks would wait for each other
 so while links stand idle. There the send waits instead for the last one before it, of any connection, that needs no
-message which it does not need itself, so that it never waits for one that cannot go.
+message which it does not need itself, so that it never waits for one that cannot go. Nor does it wait for any where the
+transport itself sends what the program has first, of what may go: one that stands before a full port would hold up all
+that are behind it, to nodes whose ports are free.
 
 Where a transport lets a rank read what another one sends, staging memory is not needed: the operation that would
 read it reads the sender's memory. The send is then done only after that operation, so this too is tried first.
@@ -55,6 +57,7 @@ def compile_ranks(
     rewrite: Callable[[list[Plan]], list[Plan]] | None = None,
     timed: bool = True,
     ahead: bool = False,
+    sorts: bool = False,
 ) -> list[Plan]:
     """The plans of the wanted ranks, or of all where they had to be made.
 
@@ -62,7 +65,8 @@ def compile_ranks(
     rank its node; sends from one to another keep the program's order. None: no send does. rewrite: what is done to the
     plans of all ranks together before they are tried. timed: messages take the times of the schedule, so that any step
     may stand for order. ahead: connections between nodes have more slots than the protocol's, which all
-    together hold no more than the longer of a rank's buffers.
+    together hold no more than the longer of a rank's buffers. sorts: of the messages that may go to other nodes the
+    transport sends the first one first, without a word of it in the plans; where they are not timed.
     """
     if nodes is not None and len(set(nodes)) == 1:
         nodes = None
@@ -71,7 +75,7 @@ def compile_ranks(
         steps[rank].append((tb, number))
 
     def plan(rank: int, patient: bool) -> Plan:
-        compiler = _Compiler(program, order, rank, inplace.get(rank), patient, nodes, timed, ahead)
+        compiler = _Compiler(program, order, rank, inplace.get(rank), patient, nodes, timed, ahead, sorts)
         return compiler.plan(steps[rank])
 
     if len(order.order) <= TRIAL_STEPS:
@@ -81,7 +85,7 @@ def compile_ranks(
                 plans = rewrite(plans)
             # Where plans say nothing of it a transport may give way to the first message of a channel
             # (`runtime/paced.py`).
-            waits = None if timed or nodes is None else _one_by_one(plans, nodes)
+            waits = None if timed or sorts or nodes is None else _one_by_one(plans, nodes)
             for direct in (True, False):
                 if finishes(plans, direct, waits):
                     return [replace(plan, direct=direct) for plan in plans]
@@ -117,13 +121,14 @@ class _Compiler:
         nodes: Sequence[int] | None,
         timed: bool,
         ahead: bool,
+        sorts: bool,
     ) -> None:
         self.program, self.order, self.rank, self.patient = program, order, rank, patient
         self.hazards = Hazards(inplace)
         self.depth = FIFO_DEPTH.get(program.protocol, 2)
         self.operations: list[Operation] = []
         self.staging = 0
-        self.nodes, self.timed = nodes, timed
+        self.nodes, self.timed, self.sorts = nodes, timed, sorts and not timed
         self.part_ahead = self._part_ahead() if ahead and nodes is not None else Fraction(0)
         self.slots: dict[int, list[Range]] = {}  # threadblock index -> staging slots of its connection
         self.uses: defaultdict[int, int] = defaultdict(int)
@@ -163,11 +168,12 @@ class _Compiler:
             before = self.hazards.before(dst, src, received)
             index = len(self.operations)
             order: set[int] = set()
-            if self.nodes is not None and not self.timed:
+            if self.nodes is not None and not self.timed and not self.sorts:
                 self.needs.append(
                     self._needs(before, {(peer, tb.channel): tag + 1} if kind == "recv" else {})
                 )
-            if kind == "send" and self.nodes is not None and self.nodes[peer] != self.nodes[self.rank]:
+            far = kind == "send" and self.nodes is not None and self.nodes[peer] != self.nodes[self.rank]
+            if far and not self.sorts:
                 order = self.awaited[tb_index] if self.timed else self._sends(self.awaited[tb_index], before)
                 before |= order
                 self.awaited[tb_index] = {index}

@@ -256,7 +256,7 @@ class Executor:
                             heads[slot] = tokens[line[0]] if line else idle
                 if not ready and (vain % PATIENCE == PATIENCE - 1 or (watched and self._must_look())):
                     self._poll_behind()
-                    if not ready and any(port.news for port in telling):
+                    if not ready and self._news():
                         continue  # what came meanwhile is a first one's, and nothing wakes the rank for it again
                 if ready:
                     self._left = waited + late
@@ -296,7 +296,14 @@ class Executor:
     def _must_look(self) -> bool:
         """Whether messages behind the first ones are finished, or the rank sleeps unless they are."""
         sleeper = self.transport.sleeper
-        return (sleeper is not None and sleeper.armed) or any(port.news for port in self._lines.telling)
+        return (sleeper is not None and sleeper.armed) or self._news()
+
+    def _news(self) -> bool:
+        """Whether a port knows of messages that it has not told."""
+        for port in self._lines.telling:  # noqa: SIM110 (any() takes twice as long)
+            if port.news:
+                return True
+        return False
 
     def _poll_behind(self) -> None:
         """Poll the messages behind the first ones of their lines, but for those of ports that would know of news."""

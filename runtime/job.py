@@ -60,7 +60,9 @@ class Neighbours:
     # Of each rank those that it reaches by staged-shm only, itself among them, beside those that it shares memory with.
     staging: tuple[tuple[int, ...], ...] = ()
     nccl: NcclRanks | None = None  # the communicator of all ranks, where messages go over NCCL
-    tcp: Links | NativeLinks | None = None  # of host memory, where messages between nodes go over connections of our own
+    tcp: Links | NativeLinks | None = (
+        None  # of host memory, where messages between nodes go over connections of our own
+    )
     no_tcp: str = ""  # why they do not, though nobody has chosen another way
 
     def apart(self, source: int, target: int) -> bool:

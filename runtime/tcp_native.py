@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
 import math
 import os
 import select
@@ -21,7 +22,7 @@ import numpy as np
 from taccl.errors import RunFailed
 from taccl.runtime import native, tcp_link, tcp_options, uplink
 from taccl.runtime.codecs.codec import FrameError
-from taccl.runtime.pace import MOST_SEGMENTS, Pace
+from taccl.runtime.pace import MOST_SEGMENTS, ORDERLY_BYTES, Pace
 from taccl.runtime.process_memory import address
 from taccl.runtime.sleep import Sleeper
 from taccl.runtime.tcp_links import Lost
@@ -59,9 +60,7 @@ class NativeOutgoing(ctypes.Structure):
     def held(self) -> bool:
         """Whether it is started and some of its gates are closed."""
         run = self._state.run
-        return bool(
-            self.begun_in == run and self.gates and (self.open_run != run or self.open < self.gates)
-        )
+        return bool(self.begun_in == run and self.gates and (self.open_run != run or self.open < self.gates))
 
     def starts(self) -> Callable[[], None]:
         """What starts it."""
@@ -109,7 +108,9 @@ class NativeMessages(ctypes.Structure):
 
     _fields_ = (
         *_places("sends", "heap", "receives"),
-        *_numbers("sends_end", "receives_end", "most_work", "segment_bytes", "bytes_per_s", "unlimited_bytes"),
+        *_numbers(
+            "sends_end", "receives_end", "most_work", "segment_bytes", "bytes_per_s", "unlimited_bytes"
+        ),
         *_places("uplinks"),
         *_numbers("uplink_count"),
         *_places("words", "out"),
@@ -186,7 +187,9 @@ class NativeState(ctypes.Structure):
         *_places("gated"),
         *_numbers("gated_count"),
         *_places("free_ns"),
-        *_numbers("queue_ns", "most_ns", "reads", "most_segments", "wake_bytes", "frame_bytes", "orderly_bytes"),
+        *_numbers(
+            "queue_ns", "most_ns", "reads", "most_segments", "wake_bytes", "frame_bytes", "orderly_bytes"
+        ),
         *_numbers("pacing", "lost", "fault", "fault_link", "fault_first", "fault_second"),
     )
 
@@ -279,7 +282,11 @@ class NativeLinks:
             self._by_fd[fds[number]] = number
             self.poller.register(fds[number], select.EPOLLIN)
         state = self.state
-        state.links, state.by_fd, state.fds = ctypes.addressof(self._links), address(self._by_fd), len(self._by_fd)
+        state.links, state.by_fd, state.fds = (
+            ctypes.addressof(self._links),
+            address(self._by_fd),
+            len(self._by_fd),
+        )
         state.talking, state.sending = address(self._lists[0]), address(self._lists[1])
         self._program: NativeProgram | None = None
         self._told_due_ns = 0
@@ -320,9 +327,7 @@ class NativeLinks:
                 for word in message.said:
                     if word.peer is not None:
                         said[self._numbers[word.peer]] += 1
-        made = [
-            self._laid(messages[peer], words) for peer, words in zip(self._peers, said, strict=True)
-        ]
+        made = [self._laid(messages[peer], words) for peer, words in zip(self._peers, said, strict=True)]
         paces = [messages[peer].pace for peer in self._peers]
         pointers = _pointers(gated)
         return NativeProgram([laid for laid, _ in made], paces, pointers, [made, messages, gated])
@@ -333,7 +338,9 @@ class NativeLinks:
         """The messages with a peer, and what they refer to."""
         sends, receives = _pointers(known.sends), _pointers(known.receives)
         heap = (ctypes.c_void_p * len(known.sends))()
-        uplinks = (NativeUplink * len(known.pace.uplinks))(*known.pace.uplinks)
+        uplinks = (NativeUplink * len(known.pace.uplinks))(
+            *itertools.starmap(NativeUplink, known.pace.uplinks)
+        )
         room = np.empty((2, (words + 1) * HEAD.size), np.uint8)
         limit = known.pace.unlimited_bytes()
         laid = NativeMessages(
@@ -361,7 +368,7 @@ class NativeLinks:
         self._program = program
         state.gated, state.gated_count = ctypes.addressof(program.gated), len(program.gated)
         state.free_ns = self.uplinks.at
-        state.orderly_bytes, state.pacing = tcp_link.ORDERLY_BYTES, tcp_options.SO_MAX_PACING_RATE
+        state.orderly_bytes, state.pacing = ORDERLY_BYTES, tcp_options.SO_MAX_PACING_RATE
         self._hand_out(program.by_link)
         for link, pace in zip(self.links.values(), program.paces, strict=True):
             if pace is not None and pace != link.kept:
@@ -392,7 +399,9 @@ class NativeLinks:
         state = self.state
         if state.lost >= 0 and self.lost is None:
             link = self._links[state.lost]
-            why = {ENDED: "it has ended", ABANDONED: "a run has failed"}.get(link.lost) or os.strerror(link.lost)
+            why = {ENDED: "it has ended", ABANDONED: "a run has failed"}.get(link.lost) or os.strerror(
+                link.lost
+            )
             peer = self._peers[state.lost]
             self.lost = Lost(f"the connection to rank {peer} is lost: {why}", time.monotonic())
         if state.fault == NOTHING:

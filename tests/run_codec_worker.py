@@ -68,7 +68,9 @@ def one(job, coder, program, elements, codec, how, damage=False):
     op = "sum" if collective.combining else None
     coding = Coding(NODES if "mixed" in how else None, codec.lossless, recode=True)
     nodes = NODES if how in ("paced", "mixed", "tcp", "tcp-mixed") else None
-    compiled = compile_program(program, collective, False, [job.rank], order, nodes, coding)
+    compiled = compile_program(
+        program, collective, False, [job.rank], order, nodes, coding, sorts="tcp" in how
+    )
     shape, dtype = layout(collective, elements), DTYPES["float32"]
     guarded = check.allocate(collective, shape, job.rank, dtype, False, np.empty)
     values = np.random.default_rng(5).standard_normal(50_000, np.float32)

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from taccl.errors import RunFailed
-from taccl.runtime import native, tcp_link, tcp_options, tcp_transport
+from taccl.runtime import native, tcp_link, tcp_native, tcp_options, tcp_transport
 from taccl.runtime.codecs.codec import FrameError
 from taccl.runtime.tcp_links import Links
 from taccl.runtime.tcp_messages import HEAD, KINDS, LAST, OPEN, READY, RUNS, SEGMENT
@@ -527,7 +527,8 @@ def test_a_segment_ends_a_frame_of_the_kernels_but_a_short_one(pair, length, lea
 
 @pytest.mark.parametrize(("orderly_bytes", "least", "most"), [(128 << 10, 20, 40), (16 << 10, 1, 18)])
 def test_nor_does_a_long_one(pair, monkeypatch, orderly_bytes, least, most):
-    monkeypatch.setattr(tcp_link, "ORDERLY_BYTES", orderly_bytes)
+    for module in (tcp_link, tcp_native):
+        monkeypatch.setattr(module, "ORDERLY_BYTES", orderly_bytes)
     check_frames(pair, 20_000, least, most)
 
 

@@ -1,4 +1,5 @@
-"""Compiled code of the runtime: the loop of an executor, TCP connections, long copies, codecs. Everything has a twin in Python.
+"""Compiled code of the runtime: the loop of an executor, TCP connections, long copies, codecs. Everything has a twin in
+Python.
 
 It is built when taccl is installed where there is a C compiler, and taken where it was built; results are the same to
 the bit. `taccl doctor` says which; TACCL_NATIVE=0 leaves it out. It is plain C behind ctypes, which lets other
