@@ -4,9 +4,8 @@ Coding is work like a message: the executor starts a piece and polls for what is
 or two with a thread; the rest waits here in order: first what a message of frames waits for, then what other work waits
 for, then decodes that nothing follows. So a frame which must go out never stands behind a long line of decodes. Nor do
 decodes stand behind frames that would only lie there: a piece is passed over while the connections that it leads to
-have other things to carry, or other messages must begin first, or a rank would code all that it sends before it decodes
-what has come for it, and take its core from ranks that have something to send. Only the next message's is coded ahead,
-when there is nothing else to do.
+have other things to carry, or a rank would code all that it sends before it decodes what has come for it, and take its
+core from ranks that have something to send.
 
 Where each rank has two cores, a thread codes. While it works and no message arrives, the executor sleeps a little
 instead of polling: numpy's calls want the interpreter's lock each time they return, and a loop that never rests would
@@ -24,7 +23,6 @@ import time
 from bisect import insort
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -55,26 +53,9 @@ class Pauses:
             time.sleep(min(LEAST_PAUSE_S * 2 ** min(self._count - YIELDS, 8), MOST_PAUSE_S))
 
 
-Idle = Callable[[], bool]  # whether a connection has nothing else to carry
-
-
-@dataclass(frozen=True, slots=True)
-class Want:
-    """A message that a piece of work leads to. idle: whether its connection has nothing else to carry; messages of one
-    connection have the same. before: of each message that must begin before it, whether it has."""
-
-    idle: Idle
-    before: tuple[Callable[[], bool], ...] = ()
-
-    def next(self) -> bool:
-        """Whether all have begun that must begin before it."""
-        for begun in self.before:  # noqa: SIM110 (this is asked often, and all() takes twice as long)
-            if not begun():
-                return False
-        return True
-
-
-Wanted = tuple[Want, ...]  # it is enough that one of these would go; without any a piece is always wanted
+# Of each connection that the result of a piece of work leads to, whether that has nothing else to carry. It is enough
+# that one has not; without any the piece is always wanted.
+Wanted = tuple[Callable[[], bool], ...]
 
 
 class Inline:
@@ -97,24 +78,12 @@ class Inline:
 Note = tuple[int, float, float]
 
 
-# A piece: the least goes first (turn, pieces that its connections got, count); its connections, and its place in line.
-_Found = tuple[tuple[int, int, int], tuple[Idle, ...], int]
-
-
-def _first_wanted(connections: tuple[Idle, ...], line: Sequence[tuple[int, int, _Piece]]) -> int | None:
-    """The place of the first piece in the line that is wanted, of those that lead to these connections."""
-    if not line:
-        return None
-    if not connections:
-        return 0
-    idle = [one for one in connections if one()]
-    if not idle:
-        return None
-    for place, (_, _, piece) in enumerate(line):
-        for want in piece.wanted:
-            if want.idle in idle and want.next():
-                return place
-    return None
+def _some(wanted: Wanted) -> bool:
+    """Whether one of the connections has nothing else to carry."""
+    for idle in wanted:  # noqa: SIM110 (this is asked often, and any() takes twice as long)
+        if idle():
+            return True
+    return False
 
 
 class CodecPort:
@@ -130,25 +99,25 @@ class CodecPort:
         self._notes = notes
         self._made = 0
         # By the connections that they lead to: (turn, count, piece) of those that wait, in order.
-        self._waiting: defaultdict[tuple[Idle, ...], list[tuple[int, int, _Piece]]] = defaultdict(list)
+        self._waiting: defaultdict[Wanted, list[tuple[int, int, _Piece]]] = defaultdict(list)
         self._count = 0
         self._done: set[_Piece] = set()
-        self._got: Counter[tuple[object, ...]] = Counter()  # pieces that were made for the same connections
+        self._got: Counter[Wanted] = Counter()  # pieces that were made for the same connections
         self._scratch = Scratch()
 
     def message(self, work: Work, turn: int, wanted: Wanted = ()) -> Message:
         """A piece of work that can be started once in every run.
 
-        turn: what has a lower one goes first. wanted: the messages that the result leads to.
+        turn: what has a lower one goes first.
         """
-        piece = _Piece(work, self._made, wanted)
+        piece = _Piece(work, self._made)
         self._made += 1
 
         def start() -> None:
             if self._notes is not None:
                 piece.given_s = time.perf_counter()
             self._count += 1
-            insort(self._waiting[piece.connections], (turn, self._count, piece))
+            insort(self._waiting[wanted], (turn, self._count, piece))
             self._feed()
 
         return Message(self, piece, start)
@@ -161,36 +130,18 @@ class CodecPort:
 
         Were it the first of all, some connections would run dry while others are served, and end late.
         """
-        found: _Found | None = None
-        for connections, line in self._waiting.items():
-            place = _first_wanted(connections, line)
-            if place is not None:
-                turn, count, _ = line[place]
-                mine = turn, self._got[connections] if connections else 0, count
-                if found is None or mine < found[0]:
-                    found = mine, connections, place
-        if found is None:
-            found = self._ahead()
+        found: tuple[int, int, int, Wanted] | None = None
+        for wanted, line in self._waiting.items():
+            if not line or (wanted and not _some(wanted)):
+                continue
+            turn, count, _ = line[0]
+            mine = turn, self._got[wanted] if wanted else 0, count, wanted
+            if found is None or mine < found:
+                found = mine
         if found is None:
             return None
-        _, connections, place = found
-        self._got[connections] += 1
-        return self._waiting[connections].pop(place)[2]
-
-    def _ahead(self) -> _Found | None:
-        """A piece that leads to a message which is the next to go, when there is nothing else to do, and after all
-        other ranks that want the core."""
-        found: _Found | None = None
-        for connections, line in self._waiting.items():
-            for place, (turn, count, piece) in enumerate(line):
-                if found is not None and found[0] < (turn, 0, count):
-                    break
-                if piece.leads_to_the_next():
-                    found = (turn, 0, count), connections, place
-                    break
-        if found is not None:
-            os.sched_yield()
-        return found
+        self._got[found[3]] += 1
+        return self._waiting[found[3]].pop(0)[2]
 
     def _finished(self, piece: _Piece) -> None:
         if piece.error is not None:
@@ -266,21 +217,12 @@ class CodecThread(CodecPort):
 class _Piece:
     """Work, and what it raised."""
 
-    __slots__ = ("_work", "connections", "error", "given_s", "number", "wanted")
+    __slots__ = ("_work", "error", "given_s", "number")
 
-    def __init__(self, work: Callable[[Scratch], object], number: int, wanted: Wanted) -> None:
-        self._work, self.wanted = work, wanted
-        self.connections = tuple(dict.fromkeys(want.idle for want in wanted))
-        self.number = number
+    def __init__(self, work: Callable[[Scratch], object], number: int) -> None:
+        self._work, self.number = work, number
         self.given_s = 0.0
         self.error: BaseException | None = None
-
-    def leads_to_the_next(self) -> bool:
-        """Whether it leads to a message of which it is known that it is the next to go."""
-        for want in self.wanted:  # noqa: SIM110
-            if want.before and want.next():
-                return True
-        return False
 
     def do(self, scratch: Scratch) -> None:
         """Sums and rounded values may overflow, which is the caller's matter; numpy's settings are a thread's own."""

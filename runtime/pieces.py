@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from taccl.runtime.actions import Actions
-from taccl.runtime.coders import Coder, Want, Wanted
+from taccl.runtime.coders import Coder, Wanted
 from taccl.runtime.frames import FrameMemory
-from taccl.runtime.plan import Plan, essential
+from taccl.runtime.plan import Plan
 from taccl.runtime.streams import CODING
 from taccl.runtime.transport import Message
 
@@ -39,17 +39,14 @@ def pieces(
 
 
 def _wanted(plan: Plan, messages: Mapping[int, Message]) -> list[Wanted]:
-    """Of each operation that only messages wait for which say whether they are wanted now, these messages."""
+    """Of each operation that only messages wait for which say whether they are wanted now, what says so."""
     operations = plan.operations
-    needed = essential(operations)
-    asks: list[dict[Want, None] | None] = [{} for _ in operations]
+    asks: list[dict[Callable[[], bool], None] | None] = [{} for _ in operations]
     for number in reversed(range(len(operations))):
         op, mine = operations[number], asks[number]
         if op.kind == "send":
             idle = messages[number].wanted
-            earlier = (messages[n].begun for n in needed[number] if n in messages)
-            must_begin = tuple(begun for begun in earlier if begun is not None)
-            mine = None if idle is None else {Want(idle, must_begin): None}
+            mine = None if idle is None else {idle: None}
         elif op.kind != "pack":
             mine = None
         for before in op.predecessors:

@@ -138,7 +138,7 @@ class Link:
         self._words += HEAD.pack(tag * KINDS + kind, self.run, 0)
         self._links.talking.append(self)
 
-    def hungry(self) -> bool:
+    def idle(self) -> bool:
         """Whether nothing that may go is left; the last of it may be on its way into the kernel."""
         return not self._work
 

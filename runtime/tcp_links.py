@@ -78,7 +78,7 @@ class Links:
             for link in list(self.sending):
                 place = link.first
                 if place is None:
-                    if link.hungry() or link.lost:
+                    if link.idle() or link.lost:
                         del self.sending[link]
                     continue
                 at_ns = self.uplinks.due_ns(link.uplinks, now_ns)

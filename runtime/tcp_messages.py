@@ -85,20 +85,19 @@ class Outgoing:
         """What starts it."""
         return self.start
 
-    def begun(self) -> bool:
-        """Whether the executor has started it in this run."""
+    def _begun(self) -> bool:
         return self._run == self._link.run
 
     def held(self) -> bool:
         """Whether it is started and some of its gates are closed."""
-        return self.begun() and self._waits()
+        return self._begun() and self._waits()
 
     def _waits(self) -> bool:
         return self._gates > 0 and (self._open[0] != self._link.run or self._open[1] < self._gates)
 
     def _go(self) -> None:
         wanted = self.eager or self._ready == self._link.run
-        if wanted and self.begun() and not self._waits():
+        if wanted and self._begun() and not self._waits():
             self._link.send(self)
 
     def receiver_ready(self) -> bool:

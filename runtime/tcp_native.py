@@ -53,10 +53,6 @@ class NativeOutgoing(ctypes.Structure):
     _state: NativeState
     _array: Any
 
-    def begun(self) -> bool:
-        """Whether the executor has started it in this run."""
-        return bool(self.begun_in == self._state.run)
-
     def held(self) -> bool:
         """Whether it is started and some of its gates are closed."""
         run = self._state.run
@@ -168,8 +164,8 @@ class NativeLink(ctypes.Structure):
         message._state, message._array, message.said = self._links.state, (array, early, told), words
         return message
 
-    def hungry(self) -> bool:
-        """Whether nothing that may go is left; the last of it may be on its way into the kernel."""
+    def idle(self) -> bool:
+        """As `Link.idle`."""
         return not self.work
 
 

@@ -110,9 +110,8 @@ class TcpTransport(Plain):
             self,
             message,
             message.starts(),
-            begun=message.begun,
             held=message.held if gates else None,
-            wanted=link.hungry,
+            wanted=link.idle,
         )
 
     def _elsewhere(self, message: Message) -> Message:

@@ -105,9 +105,7 @@ class Message:
     arrived: Callable[[], bool] | None = None
     lies: Callable[[], Any] | None = None
     free: Callable[[], object] | None = None
-    # Of a send whose transport knows: whether it has been started in this run.
-    begun: Callable[[], bool] | None = None
-    # Whether it is started and waits for its turn on an uplink.
+    # Of a send whose transport knows: whether it is started and waits for its turn on an uplink.
     held: Callable[[], bool] | None = None
     # Of a send whose transport knows: whether what carries it has nothing else to carry now. Those that share what
     # carries them have the same one.

@@ -1,6 +1,5 @@
 """What codes beside messages: settings of numpy are a thread's own, and what overflows is the caller's matter."""
 
-import dataclasses
 import functools
 import threading
 import time
@@ -12,7 +11,7 @@ import runtime_programs as programs
 
 from taccl.runtime.codecs import CODECS
 from taccl.runtime.coded import Coding, coded
-from taccl.runtime.coders import CodecPort, CodecThread, Inline, Want
+from taccl.runtime.coders import CodecPort, CodecThread, Inline
 from taccl.runtime.compile import compile_ranks
 from taccl.runtime.dtypes import DTYPES
 from taccl.runtime.executor import Executor
@@ -79,7 +78,7 @@ def test_what_nobody_wants_yet_is_passed_over(make):
     port = make()
     messages = [
         port.message(lambda _, n=n: done.append(n), turn, wanted)
-        for n, (turn, wanted) in enumerate([(0, (Want(a),)), (0, (Want(a), Want(b))), (1, ()), (2, ())])
+        for n, (turn, wanted) in enumerate([(0, (a,)), (0, (a, b)), (1, ()), (2, ())])
     ]
     for message in messages:
         message.start()
@@ -105,41 +104,6 @@ def test_what_nobody_wants_yet_is_passed_over(make):
     port.close()
 
 
-def test_what_others_must_begin_before_waits_and_the_next_is_coded_when_there_is_nothing_else():
-    """Four messages over one connection, in order, and a decode."""
-    done, begun, idle = [], set(), [True]
-    port = CodecPort()
-    wanted = [
-        (Want(lambda: idle[0], tuple(functools.partial(begun.__contains__, n) for n in range(number))),)
-        for number in range(4)
-    ]
-    made = [port.message(lambda _, n=n: done.append(n), 0, wanted[n]) for n in (3, 2, 1, 0)]
-    made.append(port.message(lambda _: done.append("decode"), 2))
-    for message in made:
-        message.start()
-    tokens = [message.token for message in made]
-    for _ in range(3):
-        port.poll(tokens)
-    assert done == [0, "decode"]  # none of the others could begin
-    idle[0] = False
-    begun.add(0)
-    for _ in range(3):
-        port.poll(tokens)
-    assert done == [0, "decode", 1]  # the next one is ready when its turn comes, and no other
-    made.append(port.message(lambda _: done.append("late"), 2))
-    made[-1].start()
-    tokens.append(made[-1].token)
-    begun.add(1)
-    port.poll(tokens)
-    assert done[3:] == ["late"]  # other work goes first
-    port.poll(tokens)
-    assert done[4:] == [2]
-    begun.add(2)
-    idle[0] = True
-    port.poll(tokens)
-    assert done[5:] == [3]
-
-
 @pytest.mark.parametrize("make", [CodecThread, CodecPort])
 def test_connections_that_want_something_are_served_in_turns(make):
     """None of them runs dry until another one has got all that it waits for."""
@@ -151,7 +115,7 @@ def test_connections_that_want_something_are_served_in_turns(make):
 
     links = [link(name) for name in range(3)]
     made = [(name, part) for name in range(3) for part in range(4)]
-    messages = [port.message(lambda _, one=one: done.append(one), 0, (Want(links[one[0]]),)) for one in made]
+    messages = [port.message(lambda _, one=one: done.append(one), 0, (links[one[0]],)) for one in made]
     for message in messages:
         message.start()
     open_links.update(range(3))
@@ -182,29 +146,15 @@ class Carrier(Plain):
         return found
 
 
-class Telling(Carrier):
-    """It says which sends have begun."""
-
-    def send(self, array, peer, tag, sized=False, lane=None):
-        message = super().send(array, peer, tag)
-        return dataclasses.replace(message, begun=lambda: tag in [*self.gone, *self.under_way])
-
-    def __init__(self):
-        super().__init__()
-        self.gone = []
-
-
-@pytest.mark.parametrize(("carrier", "ahead"), [(Carrier(), 0), (Telling(), 1)], ids=["silent", "telling"])
-def test_a_frame_is_coded_when_its_connection_has_nothing_left_to_carry(carrier, ahead):
-    """And that of the next message before, where it is known that it is the next."""
+def test_a_frame_is_coded_when_its_connection_has_nothing_left_to_carry():
     program = programs.chain_broadcast(2, 4)
     collective = collective_of(program, trace(program))
-    plans = compile_ranks(program, trace(program), {}, range(2), (0, 1), timed=False)
+    plans = compile_ranks(program, trace(program), {}, range(2))
     plan = coded(plans, Coding(None, True), collective, {})[0]
     values, codec, notes = np.arange(4096, dtype=np.float32), CODECS["xw"], []
     sizes = frame_sizes(codec, DTYPES["float32"], 1024)
     frames = FrameMemory(sizes, np.zeros(plan.slots * sizes.stride, np.uint8))
-    port = CodecPort(notes)
+    carrier, port = Carrier(), CodecPort(notes)
     executor = Executor(
         plan, {"i": values, "o": values.copy()}, 1024, np.add, carrier, frames=frames, coder=port
     )
@@ -212,10 +162,8 @@ def test_a_frame_is_coded_when_its_connection_has_nothing_left_to_carry(carrier,
     executor.start()
     for sent in range(4):
         executor.advance(50)
-        assert (carrier.under_way, len(notes)) == ([sent], min(sent + 1 + ahead, 4))
+        assert (carrier.under_way, len(notes)) == ([sent], sent + 1)
         carrier.finished += carrier.under_way
-        if ahead:
-            carrier.gone += carrier.under_way
         carrier.under_way.clear()
     assert executor.advance(50)
 

@@ -142,7 +142,7 @@ def test_a_peer_that_takes_nothing_does_not_stop_the_others(rank):
         if turn > 20:
             rank.came(rank.ends[1])
     assert sum(came[:20]) == 3 * (SEGMENT_BYTES + HEAD.size)
-    assert all(link.hungry() for link in rank.links.links.values())
+    assert all(link.idle() for link in rank.links.links.values())
 
 
 def test_of_two_ranks_one_waits_for_what_the_other_has_handed_over(rank, monkeypatch, kind):
