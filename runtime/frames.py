@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -112,7 +113,8 @@ class FrameMemory:
             if not self.sizes.sized:
                 begin = frame.index * self.sizes.most
                 found.append(self._room(frame)[begin : begin + self.sizes.most])
-            elif before is not None and (frame.area, frame.index) == (before.area, before.index + 1):
+            elif self._follows(frame, before):
+                assert before is not None
                 found.append(found[-1][self._bytes(found[-1], before) :])
             else:
                 rest = self._room(frame)[HEAD_BYTES:]
@@ -120,6 +122,14 @@ class FrameMemory:
                     rest = rest[self._bytes(rest, frame) :]
                 found.append(rest)
         return found
+
+    def _follows(self, frame: Frame, before: Frame | None) -> bool:
+        """Whether it begins where the other one ends."""
+        return (
+            self.sizes.sized
+            and before is not None
+            and (frame.area, frame.index) == (before.area, before.index + 1)
+        )
 
     def _bytes(self, wire: Array, frame: Frame) -> int:
         try:
@@ -143,12 +153,16 @@ class FrameMemory:
         chunks = [target[at * chunk_elements : (at + 1) * chunk_elements] for at in range(len(op.frames))]
         codec, frames = self.sizes.codec, op.frames
         if op.kind == "decode":
+            follows = [False, *(self._follows(frame, before) for before, frame in pairwise(frames))]
 
             def decode(scratch: Scratch) -> None:
-                for frame, wire, values in zip(frames, self.find(frames), chunks, strict=True):
+                wire, used = self.data, 0
+                for frame, values, next_one in zip(frames, chunks, follows, strict=True):
+                    wire = wire[used:] if next_one else self.find((frame,))[0]
                     origin = Origin(frame.rank, frame.chunk)
-                    if not decode_compiled(codec, wire, values, scratch, origin):
-                        decode_into(codec, wire, values, scratch, origin)
+                    used = decode_compiled(codec, wire, values, scratch, origin)
+                    if not used:
+                        used = decode_into(codec, wire, values, scratch, origin).bytes
 
             return decode
         source = view(op.src)

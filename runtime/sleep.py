@@ -29,7 +29,9 @@ from taccl.runtime.shared import SharedMemory, attach
 if TYPE_CHECKING:
     from taccl.runtime.job import Job, Neighbours
 
-LOOKS = 5  # empty polls before a rank sleeps, where each has a core of its own
+LOOKS = (
+    5  # empty polls before a rank sleeps, where each has a core of its own; before the last it can be woken
+)
 LOOKS_OF_MANY = 1  # where ranks share cores
 MOST_S = 0.02  # of a sleep
 BLIND_S = 0.001  # where a rank of the node cannot wake this one
@@ -114,11 +116,11 @@ class Sleeper:
             self._seen, self._count = left, 0
             self._awake()
         self._count += 1
-        if self._count <= self._looks:
+        if not self.armed:
+            if self._count >= self._looks:
+                self.armed = True
+                self._cell[0] = 1
             os.sched_yield()
-        elif not self.armed:
-            self.armed = True
-            self._cell[0] = 1
         else:
             for at, _ in self._poller.poll(self._time_s()):
                 if at == self._inside:

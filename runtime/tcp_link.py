@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from taccl.runtime.tcp_links import Links
 
 READS = 16  # of a connection at a time
-WAKE_BYTES = 32 << 10  # of a segment that is under way, which wake a rank that waits for more
+WAKE_BYTES = 128 << 10  # of a segment that is under way, which wake a rank that waits for more
 # A segment of more ends a frame of the kernel's, which else goes on with what the next one begins with: its last bytes
 # would come with that frame, on a slow link milliseconds later.
 FRAME_BYTES = 16 << 10

@@ -100,13 +100,13 @@ def decode_into(
 
 def decode_compiled(
     codec: Codec, wire: Array, values: Array, scratch: Scratch, origin: Origin | None = None
-) -> bool:
-    """As `decode_into` by compiled code alone: whether it is done. If not, `decode_into` says why, or does it."""
+) -> int:
+    """As `decode_into` by compiled code alone: the bytes of the frame. 0: `decode_into` says why not, or does it."""
     _check_wire(wire)
     if not (_is_plain(values) and values.flags.writeable):
-        return False
+        return 0
     code = DTYPE_CODES[dtype_of(values).name]
-    return bool(compiled.decode(codec, code, wire, values, scratch, _numbers(origin)))
+    return compiled.decode(codec, code, wire, values, scratch, _numbers(origin)) or 0
 
 
 def accumulate_into(

@@ -60,18 +60,18 @@ def encode(
 
 def decode(
     codec: Codec, code: int, wire: Array, values: Array, scratch: Scratch, origin: tuple[int, int] | None
-) -> bool | None:
-    """True when it is decoded, False when a tile is wrong and some are decoded. origin: (rank, chunk); None: any."""
+) -> int | None:
+    """The bytes of the frame, 0 when a tile is wrong and some are decoded. origin: (rank, chunk); None: any."""
     done = _done("taccl_decode", codec, code, values, wire, scratch, origin)
-    return None if done == 0 else done > 0
+    return None if done == 0 else max(0, done)
 
 
 def accumulate(
     codec: Codec, code: int, wire: Array, total: Array, scratch: Scratch, origin: tuple[int, int] | None
-) -> bool | None:
+) -> int | None:
     """As `decode`, added to (n,) float32."""
     done = _done("taccl_accumulate", codec, code, total, wire, scratch, origin)
-    return None if done == 0 else done > 0
+    return None if done == 0 else max(0, done)
 
 
 def _done(

@@ -284,8 +284,9 @@ CLONES static void add_short(float *total, const uint16_t *values, int64_t count
     }
 }
 
-/* Decode, or with `sum` add to float32 what is decoded. 1: done. 0: nothing was done. -1: a tile is wrong. */
-static int decode(const struct call *c, int sum)
+/* Decode, or with `sum` add to float32 what is decoded. The bytes of the frame; 0: nothing was done; -1: a tile is
+ * wrong. */
+static int64_t decode(const struct call *c, int sum)
 {
     int64_t end = sum && c->type != FLOAT32 && c->type != BFLOAT16 ? 0 : check(c);
     if (!end)
@@ -315,7 +316,7 @@ static int decode(const struct call *c, int sum)
             add_short((float *)c->values + first, into, count);
         place += e.bytes;
     }
-    return 1;
+    return end;
 }
 
 int64_t taccl_decode(const struct call *c)
