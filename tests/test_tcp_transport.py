@@ -295,6 +295,20 @@ def test_what_is_not_expected_ends_the_job(raw, sent):
             polled(port, message)
 
 
+@pytest.mark.parametrize("length, times", [(100, 1), (1_000_000, 2)])
+def test_that_a_receiver_is_ready_is_said_once_and_of_no_short_message(raw, length, times):
+    """Else a message would go twice."""
+    links, theirs = raw
+    port = TcpTransport(links, 0, Plain())
+    message = port.send(np.zeros(length, np.uint8), 1, 0)
+    port.begin()
+    message.start()
+    theirs.sendall(HEAD.pack(0 * KINDS + READY, 1, 0) * times)
+    with pytest.raises(RunFailed, match=r"rank 1 sends what is not expected here \(a word about message 0\)"):
+        for _ in range(100):
+            port.poll([message.token])
+
+
 @settings(max_examples=200, deadline=None)
 @given(st.binary(max_size=200))
 def test_any_bytes_are_refused_or_waited_for(sent):
