@@ -96,7 +96,8 @@ class BoundCollective:
                 loaded.program, collective, inplace, [job.rank], loaded.order,
                 neighbours.nodes if reach is None else None, coding,
                 None if neighbours.nccl is None else neighbours.apart,
-                loaded.topology is not None and neighbours.tcp is not None, neighbours.tcp is not None,
+                ahead=loaded.topology is not None and neighbours.tcp is not None,
+                sorts=neighbours.tcp is not None,
             ),
         )  # fmt: skip
         self._nccl = neighbours.nccl

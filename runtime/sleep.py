@@ -29,9 +29,8 @@ from taccl.runtime.shared import SharedMemory, attach
 if TYPE_CHECKING:
     from taccl.runtime.job import Job, Neighbours
 
-LOOKS = (
-    5  # empty polls before a rank sleeps, where each has a core of its own; before the last it can be woken
-)
+# Empty polls before a rank sleeps, where each has a core of its own; before the last one it says that it does.
+LOOKS = 5
 LOOKS_OF_MANY = 1  # where ranks share cores
 MOST_S = 0.02  # of a sleep
 BLIND_S = 0.001  # where a rank of the node cannot wake this one

@@ -232,7 +232,7 @@ class NativeProgram(NamedTuple):
     """As `Program`: what each link gets. kept: what these refer to."""
 
     by_link: Sequence[NativeMessages]
-    paces: Sequence[Pace | None]
+    paces: Sequence[Pace]
     gated: Any
     kept: Sequence[object]
 
@@ -285,7 +285,6 @@ class NativeLinks:
         )
         state.talking, state.sending = address(self._lists[0]), address(self._lists[1])
         self._program: NativeProgram | None = None
-        self._told_due_ns = 0
 
     @property
     def run(self) -> int:
@@ -367,7 +366,7 @@ class NativeLinks:
         state.orderly_bytes, state.pacing = ORDERLY_BYTES, tcp_options.SO_MAX_PACING_RATE
         self._hand_out(program.by_link)
         for link, pace in zip(self.links.values(), program.paces, strict=True):
-            if pace is not None and pace != link.kept:
+            if pace != link.kept:
                 tcp_options.keep(link._connection, pace, link.kept is not None)
                 link.kept = pace
 
