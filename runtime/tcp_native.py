@@ -431,6 +431,7 @@ class NativeLinks:
         for link, connection in zip(self.links.values(), self._connections, strict=True):
             if not link.lost:
                 self.poller.unregister(link.fd)
+                link.lost = ENDED
             connection.close()
             del link._links
         if self.sleeper is not None:

@@ -225,6 +225,17 @@ def test_a_run_that_ends_within_a_segment_ends_its_connection(monkeypatch):
     rank.close()
 
 
+@pytest.mark.parametrize("kind", [Links, NativeLinks])
+def test_a_program_may_be_given_up_after_its_connections_within_a_segment_too(kind):
+    rank = Rank(kind, EVERYTHING)
+    rank.begin()
+    rank.theirs.sendall(word(LAST, 2, 70_000) + b"c" * 30_000)
+    rank.look()
+    rank.links.close()
+    rank.port.close()
+    rank.theirs.close()
+
+
 def test_a_message_that_is_started_twice_is_refused_before_it_has_no_room():
     rank = Rank(NativeLinks, 0)
     rank.begin()
