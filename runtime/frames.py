@@ -156,13 +156,19 @@ class FrameMemory:
             follows = [False, *(self._follows(frame, before) for before, frame in pairwise(frames))]
 
             def decode(scratch: Scratch) -> None:
+                found: list[Array] | None = None
                 wire, used = self.data, 0
-                for frame, values, next_one in zip(frames, chunks, follows, strict=True):
-                    wire = wire[used:] if next_one else self.find((frame,))[0]
+                for number, (frame, values) in enumerate(zip(frames, chunks, strict=True)):
+                    if found is not None:
+                        wire = found[number]
+                    else:
+                        wire = wire[used:] if follows[number] else self.find((frame,))[0]
                     origin = Origin(frame.rank, frame.chunk)
                     used = decode_compiled(codec, wire, values, scratch, origin)
                     if not used:
-                        used = decode_into(codec, wire, values, scratch, origin).bytes
+                        if found is None:
+                            found = self.find(frames)  # what is wrong with a header is said before all else
+                        decode_into(codec, wire, values, scratch, origin)
 
             return decode
         source = view(op.src)
