@@ -146,10 +146,12 @@ class Carrier(Plain):
         return found
 
 
-def test_a_frame_is_coded_when_its_connection_has_nothing_left_to_carry():
+@pytest.mark.parametrize("sorts", [False, True])
+def test_a_frame_is_coded_when_its_connection_has_nothing_left_to_carry(sorts):
+    """Whether or not sends wait for those before them."""
     program = programs.chain_broadcast(2, 4)
     collective = collective_of(program, trace(program))
-    plans = compile_ranks(program, trace(program), {}, range(2))
+    plans = compile_ranks(program, trace(program), {}, range(2), (0, 1), timed=False, sorts=sorts)
     plan = coded(plans, Coding(None, True), collective, {})[0]
     values, codec, notes = np.arange(4096, dtype=np.float32), CODECS["xw"], []
     sizes = frame_sizes(codec, DTYPES["float32"], 1024)

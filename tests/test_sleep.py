@@ -79,6 +79,20 @@ def test_progress_makes_it_look_again(sleeper):
     assert not sleeper.armed and not sleeper._cell[0]
 
 
+def test_where_it_has_a_core_of_its_own_nobody_needs_to_wake_it_at_its_first_looks():
+    poller = select.epoll()
+    sleeper = Sleeper(poller, SharedMemory(), own_core=True)
+    for left in (7, 6):
+        sleeper.watch(lambda left=left: left)
+        for _ in range(sleep.LOOKS - 1):
+            sleeper()
+            assert not sleeper.armed and not sleeper._cell[0]
+        sleeper()
+        assert sleeper.armed and sleeper._cell[0]
+    sleeper.close()
+    poller.close()
+
+
 def test_what_comes_over_a_connection_wakes_it(sleeper):
     inside, outside = os.pipe()
     sleeper._poller.register(inside, select.EPOLLIN)

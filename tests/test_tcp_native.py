@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tcp_ends import connected
 
 from taccl.errors import RunFailed
 from taccl.runtime import native, tcp_native, tcp_transport
@@ -33,15 +34,6 @@ TURNS = {
 }
 
 
-def ends():
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        made = [socket.create_connection(listener.getsockname()), listener.accept()[0]]
-    for end in made:
-        end.setblocking(False)
-        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return made
-
-
 def heard(said):
     """The words, and by tag the data."""
     words, data = [], collections.defaultdict(bytes)
@@ -61,7 +53,7 @@ class Rank:
     """Rank 0, of which all that happens is noted, and the other end of its only connection."""
 
     def __init__(self, kind, started):
-        mine, self.theirs = ends()
+        mine, self.theirs = connected()
         self.theirs.setblocking(True)
         self.links = kind({1: mine})
         self.port = TcpTransport(self.links, 0, Plain(), turns=TURNS)
@@ -193,12 +185,12 @@ def test_both_sides_lay_structs_out_alike():
 
 
 def test_without_compiled_code_python_moves_them(monkeypatch):
-    mine, theirs = ends()
+    mine, theirs = connected()
     made = tcp_transport.join({1: mine})
     assert isinstance(made, NativeLinks)
     made.close()
     monkeypatch.setattr(native, "library", lambda: None)
-    mine, other = ends()
+    mine, other = connected()
     made = tcp_transport.join({1: mine})
     assert isinstance(made, Links)
     made.close()

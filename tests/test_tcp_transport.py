@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tcp_ends import connected
 
 from taccl.errors import RunFailed
 from taccl.runtime import native, tcp_link, tcp_native, tcp_options, tcp_transport
@@ -32,16 +33,6 @@ def kind(request):
 
 def links_of(connections):
     return used[0](connections)
-
-
-def connected():
-    """Both ends of a TCP connection."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        ends = [socket.create_connection(listener.getsockname()), listener.accept()[0]]
-    for end in ends:
-        end.setblocking(False)
-        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return ends
 
 
 class Pair:

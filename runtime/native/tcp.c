@@ -65,9 +65,10 @@ int64_t taccl_tcp_used(const uint8_t *message, int64_t room)
     return (int64_t)used;
 }
 
-static int state_of(const struct links *s)
+/* Whether Python has something to complain of. */
+static int troubled(const struct links *s)
 {
-    return s->fault ? WRONG : s->lost >= 0 ? LOST : FINE;
+    return s->fault || s->lost >= 0;
 }
 
 /* The rest is called from Python. */
@@ -104,7 +105,7 @@ int taccl_tcp_begin(struct links *s)
         taccl_tcp_want(s, link, EPOLLIN, 1);
         taccl_tcp_look(s, link);
     }
-    return state_of(s);
+    return troubled(s);
 }
 
 /* Move what can be moved. */
@@ -112,7 +113,7 @@ int taccl_tcp_move(struct links *s)
 {
     struct epoll_event events[EVENTS];
     if (s->fault)
-        return WRONG;
+        return 1;
     taccl_tcp_hand_over(s);
     int ready = epoll_wait((int)s->poller, events, EVENTS, 0);
     for (int i = 0; i < ready && !s->fault; i++) {
@@ -127,7 +128,7 @@ int taccl_tcp_move(struct links *s)
     }
     if (ready > 0 && !s->fault)
         taccl_tcp_hand_over(s); /* words that follow from what was read: the rank may sleep next */
-    return state_of(s);
+    return troubled(s);
 }
 
 /* Whether something waits until the kernel takes it. */

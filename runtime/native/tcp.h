@@ -8,8 +8,7 @@ enum kind { SEGMENT, LAST, READY, OPEN, KINDS };
 enum { HEAD = 16 };     /* bytes before a segment, and of a message of frames, where they say its length */
 enum { EVENTS = 64 };   /* of one look */
 enum { ENDED = -1 };    /* instead of an errno */
-enum state { FINE, LOST, WRONG }; /* what a caller is told */
-/* What is wrong; as FAULTS in runtime/tcp_native.py. */
+/* What is wrong; runtime/tcp_native.py has the same numbers, and the words. */
 enum fault { NOTHING, OTHER_RUN, OTHER_BYTES, OTHER_WORD, DAMAGED, SHORT, CROWDED };
 
 /* As NativeOutgoing in runtime/tcp_native.py. Runs: numbers, -1 before the first one. */
