@@ -10,7 +10,7 @@
 #define AVX2 __attribute__((target("avx2")))
 #define INLINE AVX2 static inline __attribute__((always_inline))
 
-enum { QUARTERS = 4, STEP = 32 };
+enum { QUARTERS = 4, STEP = 32, LINE = 64 };
 
 INLINE __m256i load(const void *from)
 {
@@ -36,6 +36,14 @@ INLINE __m256i shifted_left(__m256i value, int by)
 INLINE __m256i shifted_right(__m256i value, int by)
 {
     return _mm256_srl_epi16(value, _mm_cvtsi32_si128(by));
+}
+
+/* Have what lies there brought to the caches: as a rule the next tile, while this one is worked on. For values of 2
+ * bytes: two tiles of longer ones, and what they are coded to, are more than inner caches hold. */
+INLINE void fetch(const uint8_t *from, int64_t bytes)
+{
+    for (int64_t i = 0; i < bytes; i += LINE)
+        __builtin_prefetch(from + i);
 }
 
 /* One bit of each byte. */
@@ -103,6 +111,8 @@ INLINE int64_t split_all(const uint8_t *words, int64_t width, int64_t room, cons
         __m256i tops[QUARTERS];
         for (int q = 0; q < QUARTERS; q++) {
             int64_t at = q * quarter + i;
+            if (width == 2)
+                fetch(words + width * (room + at), width * STEP);
             __m256i top = split(words, width, at, base, wire + starts[LOW16], wire + starts[LOW]);
             tops[q] = top;
             uint32_t sign = (uint32_t)_mm256_movemask_epi8(top);
@@ -242,8 +252,11 @@ INLINE void join_all(const uint8_t *wire, const int64_t *starts, const struct en
     const __m256i sign = _mm256_set1_epi8((char)0x80), hot = _mm256_set1_epi8((char)(1 << bits));
     const __m256i single = _mm256_set1_epi8((char)(one ? 1 << (bits - 1) : 0));
     const __m256i fours = _mm256_set1_epi8(0x0F), twos = _mm256_set1_epi8(0x03);
+    const int64_t share = width == 2 ? e->bytes * STEP / quarter : 0;
+    const uint8_t *next = wire + e->bytes;
 
-    for (int64_t step = 0; step < quarter; step += STEP) {
+    for (int64_t step = 0; step < quarter; step += STEP, next += share) {
+        fetch(next, share);
         int64_t i = step + STEP <= quarter ? step : quarter - STEP;
         for (int q = 0; q < QUARTERS; q++) {
             int64_t at = q * quarter + i;
