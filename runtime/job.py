@@ -378,7 +378,7 @@ class Job:
             if self._links is not None:
                 self._links.close()
             self._links = tcp_transport.join(made, everyone)
-            sleeper = sleep.Sleeper(self._links.poller, self.memory, bool(self._spins))
+            sleeper = sleep.Sleeper(self._links, self.memory, bool(self._spins))
             sleeper.meet(self, neighbours)
             self._links.sleeper = sleeper
             self._links.uplinks.meet(self, neighbours)

@@ -2,8 +2,9 @@
 
 A rank that waits asks the kernel to wake it for its connections. Ranks of its node write flags into its memory, of
 which the kernel knows nothing; so a rank that is about to sleep says so in a cell that they read, looks at its flags
-once more, and sleeps. Who sets a flag and finds the cell set writes a byte into the sleeper's pipe. What wakes it
-otherwise, as a part of a message, may end nothing: then it sleeps again at once, for the cell is still set.
+once more, and sleeps. Who sets a flag and finds the cell set writes a byte into the sleeper's pipe. What comes
+otherwise, as a part of a message, may end nothing: compiled code moves it without waking anybody, its twin wakes the
+rank, which sleeps again at once, for the cell is still set.
 
 The cell may be read before the flag is seen, since processors delay stores. Then nobody wakes the sleeper, which wakes
 by itself after a moment.
@@ -15,7 +16,6 @@ import contextlib
 import os
 import select
 import stat
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -28,6 +28,8 @@ from taccl.runtime.shared import SharedMemory, attach
 
 if TYPE_CHECKING:
     from taccl.runtime.job import Job, Neighbours
+    from taccl.runtime.tcp_links import Links
+    from taccl.runtime.tcp_native import NativeLinks
 
 # Empty polls before a rank sleeps, where each has a core of its own; before the last one it says that it does.
 LOOKS = 5
@@ -56,13 +58,12 @@ class Bell:
 
 
 class Sleeper:
-    """What an executor does when it finds nothing. poller: an epoll of its connections."""
+    """What an executor does when it finds nothing. links: its connections."""
 
-    def __init__(self, poller: select.epoll, memory: SharedMemory, own_core: bool) -> None:
+    def __init__(self, links: Links | NativeLinks, memory: SharedMemory, own_core: bool) -> None:
         self.armed = False  # it sleeps when it is called again
-        self.due_ns = 0  # of the monotonic clock: it has something to do then; 0: it has not
         self.bells: dict[int, Bell] = {}
-        self._poller = poller
+        self._links = links
         self._looks = LOOKS if own_core else LOOKS_OF_MANY
         self._memory = memory
         try:
@@ -73,7 +74,7 @@ class Sleeper:
         self._inside, self._outside = os.pipe()
         os.set_blocking(self._inside, False)
         os.set_blocking(self._outside, False)
-        poller.register(self._inside, select.EPOLLIN)
+        links.poller.register(self._inside, select.EPOLLIN)
         self._most_s = MOST_S
         self._left: Callable[[], int] = _nothing
         self._seen = -1
@@ -120,17 +121,10 @@ class Sleeper:
                 self.armed = True
                 self._cell[0] = 1
             os.sched_yield()
-        else:
-            for at, _ in self._poller.poll(self._time_s()):
-                if at == self._inside:
-                    with contextlib.suppress(BlockingIOError):
-                        os.read(at, 4096)
-                    self._awake()
-
-    def _time_s(self) -> float:
-        if not self.due_ns:
-            return self._most_s
-        return min(self._most_s, max(0.0, (self.due_ns - time.monotonic_ns()) / 1e9))
+        elif self._links.wait(self._most_s):
+            with contextlib.suppress(BlockingIOError):
+                os.read(self._inside, 4096)
+            self._awake()
 
     def _awake(self) -> None:
         if self.armed:

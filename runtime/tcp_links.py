@@ -39,6 +39,7 @@ class Links:
         self.talking: list[Link] = []  # have words that were not handed to the kernel
         self.sending: dict[Link, None] = {}  # have messages that may go
         self.sleeper: Sleeper | None = None
+        self.due_ns = 0  # of the monotonic clock: something may go then; 0: nothing waits for that
         self.uplinks = Uplinks()
         self.run = 0  # its number
         self.news = 0  # messages that are finished, which nobody has asked for
@@ -92,8 +93,7 @@ class Links:
             # What is known of no uplink goes as far as the kernel takes it.
             handed = link.write(1 if link.uplinks else MOST_SEGMENTS)
             self.uplinks.take(link.uplinks, handed, now_ns)
-        if self.sleeper is not None:
-            self.sleeper.due_ns = due_ns
+        self.due_ns = due_ns
 
     def move(self) -> None:
         """Move what can be moved. Raises RunFailed for what does not belong here, FrameError for a damaged length."""
@@ -109,6 +109,12 @@ class Links:
                 link.write()
         if ready:
             self._hand_over()  # words that follow from what was read: the rank may sleep next
+
+    def wait(self, most_s: float) -> bool:
+        """Sleep so long, or until there is something to move or a bell rings; whether one did."""
+        if self.due_ns:
+            most_s = min(most_s, max(0.0, (self.due_ns - time.monotonic_ns()) / 1e9))
+        return any(at not in self._at for at, _ in self.poller.poll(most_s))
 
     @property
     def owes(self) -> bool:

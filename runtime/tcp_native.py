@@ -179,7 +179,7 @@ class NativeState(ctypes.Structure):
         *_places("by_fd"),
         *_numbers("fds"),
         *_places("talking", "sending"),
-        *_numbers("talkings", "sendings", "run", "news", "due_ns"),
+        *_numbers("talkings", "sendings", "run", "news", "due_ns", "drained"),
         *_places("gated"),
         *_numbers("gated_count"),
         *_places("free_ns"),
@@ -195,6 +195,7 @@ class _Calls(NamedTuple):
     receive: Any
     begin: Any
     move: Any
+    sleep: Any
     owes: Any
 
 
@@ -247,7 +248,7 @@ class NativeLinks:
         self.sleeper: Sleeper | None = None
         self.uplinks = uplink.Uplinks()
         calls = _calls()
-        self._move, self._begin, self._owes = calls.move, calls.begin, calls.owes
+        self._move, self._begin, self._sleep, self._owes = calls.move, calls.begin, calls.sleep, calls.owes
         self._connections = tuple(connections.values())
         self._peers = tuple(connections)
         self.state = NativeState(
@@ -303,6 +304,11 @@ class NativeLinks:
     @news.setter
     def news(self, count: int) -> None:
         self.state.news = count
+
+    @property
+    def due_ns(self) -> int:
+        """As of `Links`."""
+        return int(self.state.due_ns)
 
     def word(self, room: int, word: Word) -> NativeWord:
         """A word about a message of so many bytes."""
@@ -387,8 +393,10 @@ class NativeLinks:
         """As `Links.move`."""
         if self._move(self._place):
             self._complain()
-        if self.sleeper is not None:
-            self.sleeper.due_ns = self.state.due_ns
+
+    def wait(self, most_s: float) -> bool:
+        """As `Links.wait`. Wakes for what ends something only."""
+        return bool(self._sleep(self._place, ctypes.c_int64(int(most_s * 1e9))))
 
     def _complain(self) -> None:
         state = self.state

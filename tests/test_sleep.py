@@ -1,30 +1,44 @@
 """A rank that waits sleeps, and is woken by what it waits for."""
 
 import os
-import select
+import signal
 import threading
 import time
 
+import numpy as np
 import pytest
+from tcp_ends import connected
 
 from taccl.errors import EnvironmentProblem
-from taccl.runtime import sleep
+from taccl.runtime import native, sleep
+from taccl.runtime.pace import Pace
 from taccl.runtime.process_memory import address
 from taccl.runtime.shared import SharedMemory
 from taccl.runtime.sleep import Bell, Sleeper
+from taccl.runtime.tcp_links import Links
+from taccl.runtime.tcp_messages import HEAD, LAST
+from taccl.runtime.tcp_native import NativeLinks
+from taccl.runtime.tcp_transport import TcpTransport
+from taccl.runtime.transport import Plain
 
 LONG_S = 20.0
 
 
-@pytest.fixture
-def sleeper(monkeypatch):
-    monkeypatch.setattr(sleep, "MOST_S", LONG_S)
-    poller = select.epoll()
-    made = Sleeper(poller, SharedMemory(), own_core=False)
-    made.watch(lambda: 7)
+@pytest.fixture(params=[Links, NativeLinks])
+def links(request):
+    if request.param is NativeLinks and native.library() is None:
+        pytest.skip(f"no compiled code: {native.why_not()}")
+    made = request.param({})
     yield made
     made.close()
-    poller.close()
+
+
+@pytest.fixture
+def sleeper(monkeypatch, links):
+    monkeypatch.setattr(sleep, "MOST_S", LONG_S)
+    made = links.sleeper = Sleeper(links, SharedMemory(), own_core=False)
+    made.watch(lambda: 7)
+    return made
 
 
 def arm(sleeper):
@@ -79,9 +93,8 @@ def test_progress_makes_it_look_again(sleeper):
     assert not sleeper.armed and not sleeper._cell[0]
 
 
-def test_where_it_has_a_core_of_its_own_nobody_needs_to_wake_it_at_its_first_looks():
-    poller = select.epoll()
-    sleeper = Sleeper(poller, SharedMemory(), own_core=True)
+def test_where_it_has_a_core_of_its_own_nobody_needs_to_wake_it_at_its_first_looks(links):
+    sleeper = links.sleeper = Sleeper(links, SharedMemory(), own_core=True)
     for left in (7, 6):
         sleeper.watch(lambda left=left: left)
         for _ in range(sleep.LOOKS - 1):
@@ -89,20 +102,20 @@ def test_where_it_has_a_core_of_its_own_nobody_needs_to_wake_it_at_its_first_loo
             assert not sleeper.armed and not sleeper._cell[0]
         sleeper()
         assert sleeper.armed and sleeper._cell[0]
-    sleeper.close()
-    poller.close()
 
 
-def test_what_comes_over_a_connection_wakes_it(sleeper):
-    inside, outside = os.pipe()
-    sleeper._poller.register(inside, select.EPOLLIN)
+def test_what_comes_over_a_connection_wakes_it(monkeypatch, links):
+    monkeypatch.setattr(sleep, "MOST_S", LONG_S)
+    mine, theirs = connected()
+    links = type(links)({1: mine})
+    sleeper = links.sleeper = Sleeper(links, SharedMemory(), own_core=False)
+    sleeper.watch(lambda: 7)
     arm(sleeper)
-    assert slept_s(sleeper, 0.1, lambda: os.write(outside, b"x")) < LONG_S / 2
-    os.read(inside, 1)
+    assert slept_s(sleeper, 0.1, theirs.close) < LONG_S / 2
+    assert sleeper.armed, "no bell rang"
+    links.move()
     assert slept_s(sleeper, 0.1, Bell(sleeper._cell, sleeper._outside).ring) < LONG_S / 2, "it slept unheard"
-    sleeper._poller.unregister(inside)
-    os.close(inside)
-    os.close(outside)
+    links.close()
 
 
 def test_it_wakes_by_itself(sleeper, monkeypatch):
@@ -130,27 +143,97 @@ def test_a_file_that_is_no_pipe_is_no_bell(tmp_path):
         sleep._open(os.getpid(), file.fileno())
 
 
-def test_without_shared_memory_it_sleeps_all_the_same(monkeypatch):
+def test_without_shared_memory_it_sleeps_all_the_same(links):
     class Nothing(SharedMemory):
         def empty(self, elements, dtype):
             raise EnvironmentProblem("there is none")
 
-    with select.epoll() as poller:
-        made = Sleeper(poller, Nothing(), own_core=True)
-        for _ in range(sleep.LOOKS + 1):
-            made()
-        assert made.armed
-        made._most_s = 0.01
+    made = links.sleeper = Sleeper(links, Nothing(), own_core=True)
+    made._most_s = 0.01
+    for _ in range(sleep.LOOKS + 1):
         made()
-        made.close()
+    assert made.armed
 
 
-def test_it_wakes_when_it_has_something_to_do(sleeper):
-    for after_s in (0.1, -1.0):
-        arm(sleeper)
-        begin = time.monotonic()
-        sleeper.due_ns = time.monotonic_ns() + int(after_s * 1e9)
-        sleeper()
-        assert max(0.0, after_s) <= time.monotonic() - begin < LONG_S / 2
-        sleeper.forget()
-        sleeper.watch(lambda: 7)
+def test_a_signal_wakes_it(sleeper):
+    class Rung(Exception):
+        pass
+
+    def handler(number, frame):
+        raise Rung
+
+    arm(sleeper)
+    before = signal.signal(signal.SIGALRM, handler)
+    begin = time.monotonic()
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        with pytest.raises(Rung):
+            sleeper()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert time.monotonic() - begin < LONG_S / 2
+
+
+def woken_until(links, port, done):
+    """How often a rank that sleeps wakes until that is so."""
+    count, begin = 0, time.monotonic()
+    while not done():
+        links.wait(LONG_S)
+        port.poll([])
+        count += 1
+    assert time.monotonic() - begin < LONG_S / 2
+    return count
+
+
+@pytest.fixture
+def rank(links):
+    """The links of a rank, its transport, and the other end of its only connection."""
+    mine, theirs = connected()
+    theirs.setblocking(True)
+    made = type(links)({1: mine})
+    port = TcpTransport(made, 0, Plain(), paces={(0, 1): Pace(1000, 50, 0, ((0, 10**6),))})
+    yield made, port, theirs
+    port.close()
+    made.close()
+    theirs.close()
+
+
+def test_the_end_of_a_message_wakes_it_and_parts_of_it_need_not(rank):
+    links, port, theirs = rank
+    array = np.zeros(2**20, np.uint8)
+    message = port.recv(array, 1, 0)
+    port.begin()
+    message.start()
+    port.poll([])
+
+    def send():
+        theirs.sendall(HEAD.pack(LAST, links.run, len(array)))
+        for part in range(8):
+            time.sleep(0.02)
+            theirs.sendall(bytes([part]) * (len(array) // 8))
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    count = woken_until(links, port, lambda: links.news)
+    sender.join()
+    assert port.poll([message.token]) == [0]
+    assert array[::131072].tolist() == list(range(8))
+    assert count == 1 or isinstance(links, Links)
+
+
+def test_what_is_due_leaves_while_it_sleeps(rank):
+    links, port, theirs = rank
+    message = port.send(np.zeros(30_000, np.uint8), 1, 0)  # 30 ms of its uplink, which gets 5 at once
+    port.begin()
+    begin = time.monotonic()
+    message.start()
+    port.poll([])
+    count = woken_until(links, port, links.links[1].idle)
+    assert time.monotonic() - begin >= 0.02 and links.due_ns == 0
+    assert count == 1 or isinstance(links, Links)
+    left = 30_000 + 30 * HEAD.size
+    while left:
+        left -= len(theirs.recv(left))
+    woken_until(links, port, lambda: links.news)
+    assert port.poll([message.token]) == [0]

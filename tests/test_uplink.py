@@ -39,7 +39,6 @@ class Rank:
             end.setblocking(False)
         self.ends = {peer: pair[1] for peer, pair in enumerate(pairs, 1)}
         self.links = kind({peer: pair[0] for peer, pair in enumerate(pairs, 1)})
-        self.links.sleeper = SimpleNamespace(due_ns=-1, close=lambda: None)
         self.still = None
         if kind is NativeLinks:
             self.still = ctypes.c_int64.in_dll(native.library(), "taccl_still_ns")
@@ -76,7 +75,7 @@ class Rank:
 
     @property
     def wakes_after_ms(self):
-        return (self.links.sleeper.due_ns - 5 * MOST_NS) / MS
+        return (self.links.due_ns - 5 * MOST_NS) / MS
 
     def close(self):
         if self.still is not None:
@@ -110,14 +109,14 @@ def test_a_rank_hands_over_what_its_uplink_passes_in_the_order_of_the_program(ra
     assert rank.look(at_ms=1) == {1: 0, 2: 1}
     assert rank.look(at_ms=4) == {1: 1, 2: 2}
     assert rank.look(at_ms=1000) == {1: 2, 2: 0}
-    assert rank.links.sleeper.due_ns == 0
+    assert rank.links.due_ns == 0
 
 
 def test_what_is_known_of_no_uplink_goes_at_once(monkeypatch, kind):
     made = Rank(monkeypatch, kind, Pace(SEGMENT_BYTES, 50))
     made.started((1, 12), (2, 12))
     assert made.look() == {1: 12, 2: 12}
-    assert made.links.sleeper.due_ns == 0
+    assert made.links.due_ns == 0
     made.close()
 
 

@@ -15,7 +15,7 @@ import os
 from pathlib import Path
 
 # Of what the C files and their users agree on; one more with every change of it, so that older files are not taken.
-VERSION = 9
+VERSION = 10
 
 
 @functools.lru_cache(maxsize=1)

@@ -6,5 +6,5 @@ int taccl_plain;
 /* What Python asks first; VERSION in __init__.py. */
 int taccl_version(void)
 {
-    return 9;
+    return 10;
 }

@@ -12,6 +12,8 @@
 #include <string.h>
 #include <sys/epoll.h>
 
+enum { MS = 1000000 };
+
 const int64_t taccl_outgoing_bytes = sizeof(struct outgoing), taccl_word_bytes = sizeof(struct word),
               taccl_incoming_bytes = sizeof(struct incoming), taccl_uplink_bytes = sizeof(struct uplink),
               taccl_messages_bytes = sizeof(struct messages), taccl_link_bytes = sizeof(struct link),
@@ -108,18 +110,18 @@ int taccl_tcp_begin(struct links *s)
     return troubled(s);
 }
 
-/* Move what can be moved. */
-int taccl_tcp_move(struct links *s)
+/* Wait so long for something that can be moved, and move it. How many files have something, or less than 0; rang: set
+ * where one of them is no link's, but a bell. */
+static int look(struct links *s, int wait_ms, int *rang)
 {
     struct epoll_event events[EVENTS];
-    if (s->fault)
-        return 1;
-    taccl_tcp_hand_over(s);
-    int ready = epoll_wait((int)s->poller, events, EVENTS, 0);
+    int ready = epoll_wait((int)s->poller, events, EVENTS, wait_ms);
     for (int i = 0; i < ready && !s->fault; i++) {
         int64_t fd = events[i].data.fd, number = fd < s->fds ? s->by_fd[fd] : -1;
-        if (number < 0) /* a bell */
+        if (number < 0) {
+            *rang = 1;
             continue;
+        }
         struct link *link = s->links + number;
         if (events[i].events & ~(uint32_t)EPOLLOUT)
             taccl_tcp_read(s, link);
@@ -128,7 +130,36 @@ int taccl_tcp_move(struct links *s)
     }
     if (ready > 0 && !s->fault)
         taccl_tcp_hand_over(s); /* words that follow from what was read: the rank may sleep next */
+    return ready;
+}
+
+/* Move what can be moved. */
+int taccl_tcp_move(struct links *s)
+{
+    int rang = 0;
+    if (s->fault)
+        return 1;
+    taccl_tcp_hand_over(s);
+    look(s, 0, &rang);
     return troubled(s);
+}
+
+/* Sleep so long, and move what can be moved meanwhile: parts of messages, about which nobody else need wake up. It ends
+ * early when a message is finished or a link has nothing more to carry, for a bell, for a signal, and when something
+ * goes wrong, which the next move says. Whether a bell rang. */
+int taccl_tcp_sleep(struct links *s, int64_t most_ns)
+{
+    int64_t news = s->news, drained = s->drained, lost = s->lost, end = taccl_tcp_now_ns() + most_ns;
+    int rang = 0;
+    while (!rang && !s->fault && s->lost == lost && s->news == news && s->drained == drained) {
+        int64_t until = s->due_ns && s->due_ns < end ? s->due_ns : end, left = until - taccl_tcp_now_ns();
+        int ready = look(s, left > 0 ? (int)((left + MS - 1) / MS) : 0, &rang);
+        if (ready < 0 || (!ready && until == end))
+            break;
+        if (!ready)
+            taccl_tcp_hand_over(s); /* what was due */
+    }
+    return rang;
 }
 
 /* Whether something waits until the kernel takes it. */

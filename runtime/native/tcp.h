@@ -85,6 +85,7 @@ struct links {
     int64_t *talking, *sending;             /* links that have words, or messages that may go */
     int64_t talkings, sendings;
     int64_t run, news, due_ns;
+    int64_t drained;                        /* how often a link has got nothing more to carry */
     struct outgoing **gated;
     int64_t gated_count;
     int64_t *free_ns;                       /* clocks of uplinks (runtime/uplink.py), which ranks share */
@@ -103,6 +104,7 @@ void taccl_tcp_want(struct links *s, struct link *link, int64_t what, int wanted
 int64_t taccl_tcp_used(const uint8_t *message, int64_t room);
 
 /* tcp_out.c */
+int64_t taccl_tcp_now_ns(void);
 void taccl_tcp_go(struct links *s, struct outgoing *message);
 void taccl_tcp_open(struct links *s, struct outgoing *message);
 void taccl_tcp_say(struct links *s, int64_t number, enum kind kind, int64_t tag);

@@ -13,7 +13,7 @@
 /* Not 0: the time of the monotonic clock. Tests set it. */
 int64_t taccl_still_ns;
 
-static int64_t now_ns(void)
+int64_t taccl_tcp_now_ns(void)
 {
     struct timespec now;
     if (taccl_still_ns)
@@ -55,7 +55,7 @@ static void push(struct links *s, struct outgoing *message)
     }
 }
 
-static void pop(struct link *link)
+static void pop(struct links *s, struct link *link)
 {
     struct outgoing **heap = link->messages->heap, *last = heap[--link->work];
     int64_t at = 0;
@@ -67,6 +67,7 @@ static void pop(struct link *link)
         heap[at] = heap[child];
     }
     heap[at] = last;
+    s->drained += !link->work;
 }
 
 static int waits(const struct links *s, const struct outgoing *message)
@@ -144,7 +145,7 @@ static int64_t lay_segment(struct links *s, struct link *link)
     link->part_bytes = bytes;
     message->left -= bytes;
     if (!message->left)
-        pop(link);
+        pop(s, link);
     write_head(link->messages->out + link->out_bytes, message->tag, message->left ? SEGMENT : LAST, s->run, bytes);
     link->out_bytes += HEAD;
     link->now = message;
@@ -236,7 +237,7 @@ void taccl_tcp_hand_over(struct links *s)
     }
     s->talkings = s->due_ns = 0;
     while (s->sendings) {
-        int64_t now = now_ns(), due = 0, kept = 0;
+        int64_t now = taccl_tcp_now_ns(), due = 0, kept = 0;
         struct link *goes = NULL;
         for (int64_t i = 0; i < s->sendings; i++) {
             struct link *link = s->links + s->sending[i];
