@@ -326,7 +326,9 @@ class NativeLinks:
             for message in messages[peer].receives.values():
                 said[number] += not message.eager
                 for word in message.said:
-                    if word.peer is not None:
+                    if word.peer is None:
+                        assert word.number in gated  # it is looked up there without a question
+                    else:
                         said[self._numbers[word.peer]] += 1
         made = [self._laid(messages[peer], words) for peer, words in zip(self._peers, said, strict=True)]
         paces = [messages[peer].pace for peer in self._peers]
