@@ -222,6 +222,22 @@ def test_the_end_of_a_message_wakes_it_and_parts_of_it_need_not(rank):
     assert count == 1 or isinstance(links, Links)
 
 
+def test_it_wakes_by_itself_while_parts_of_a_message_come(rank):
+    """Others are to be heard meanwhile: signals, and the MPI library."""
+    links, port, theirs = rank
+    array = np.zeros(2**26, np.uint8)
+    message = port.recv(array, 1, 0)
+    port.begin()
+    message.start()
+    port.poll([])
+    data = HEAD.pack(LAST, links.run, len(array)) + bytes(len(array))
+    sender = threading.Thread(target=theirs.sendall, args=(data,))
+    sender.start()
+    assert not links.wait(1e-3) and not links.news
+    woken_until(links, port, lambda: links.news)
+    sender.join()
+
+
 def test_what_is_due_leaves_while_it_sleeps(rank):
     links, port, theirs = rank
     message = port.send(np.zeros(30_000, np.uint8), 1, 0)  # 30 ms of its uplink, which gets 5 at once

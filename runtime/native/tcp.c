@@ -152,9 +152,11 @@ int taccl_tcp_sleep(struct links *s, int64_t most_ns)
     int64_t news = s->news, drained = s->drained, lost = s->lost, end = taccl_tcp_now_ns() + most_ns;
     int rang = 0;
     while (!rang && !s->fault && s->lost == lost && s->news == news && s->drained == drained) {
-        int64_t until = s->due_ns && s->due_ns < end ? s->due_ns : end, left = until - taccl_tcp_now_ns();
-        int ready = look(s, left > 0 ? (int)((left + MS - 1) / MS) : 0, &rang);
-        if (ready < 0 || (!ready && until == end))
+        int64_t now = taccl_tcp_now_ns(), until = s->due_ns && s->due_ns < end ? s->due_ns : end;
+        if (now >= end)
+            break;
+        int ready = look(s, until > now ? (int)((until - now + MS - 1) / MS) : 0, &rang);
+        if (ready < 0)
             break;
         if (!ready)
             taccl_tcp_hand_over(s); /* what was due */
