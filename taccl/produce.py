@@ -156,13 +156,22 @@ def produce(
             "schedule itself can be written as .json (-o FILE.json)"
         )
     request, warnings = _request(order, topology)
+    asked = order.codec or (request.restrictions.codec if request.restrictions.codec_where else "")
+    no_plans = ""
     if suffixes and ".json" not in suffixes:
-        codec = "none"  # XML has no room for compression
+        codec = "none"
+        if asked not in ("", "none"):
+            no_plans = (
+                f"MSCCL XML has no room for compression, and the sketch asks for {asked}; -o FILE.json has"
+            )
     else:
         codec = order.codec or _codec_of(request.restrictions, topology, order.dtype)
     codecs = codecs_for(topology, codec, order.dtype)
+    if codec == asked == "auto" and not codecs:
+        no_plans = (
+            f"{topology.name} says nothing of lossless codecs for {order.dtype}; taccl profile --codecs does"
+        )
     check_claims(order.topology, codecs)
-    no_plans = ""
     if codecs and (order.instances > 1 or order.protocol != "Simple" or topology.ranks > LOWERED_RANKS):
         codecs, no_plans = (), NO_PLANS
     whole = request

@@ -130,8 +130,10 @@ def test_without_a_file_speeds_of_normal_values():
 @pytest.mark.parametrize("name,content,message", [
     ("x.npy", b"\x93NUMPY\x01\x00", "C002"), ("x.npy", b"junk", "C002"), ("x.bin", b"abc", "C003"),
     ("x.safetensors", b"abc", "C004"), ("x.safetensors", struct.pack("<Q", 2**60) + b"{}", "C004"),
-    ("x.safetensors", struct.pack("<Q", 2) + b"[]", "C004"), ("x.safetensors", struct.pack("<Q", 2) + b"{,", "C004"),
-    ("x.safetensors", struct.pack("<Q", 7) + b'{"a":1}', "C004"),
+    ("x.safetensors", struct.pack("<Q", 2) + b"[]", "C004.*no object of tensors, each with dtype, shape"),
+    ("x.safetensors", struct.pack("<Q", 2) + b"{,", "C004"),
+    ("x.safetensors", struct.pack("<Q", 7) + b'{"a":1}', "C004.*no object of tensors, each with dtype, shape"),
+    ("x.safetensors", struct.pack("<Q", 99_998) + b"[" * 99_998, "C004.*no object of tensors"),
     ("x.safetensors", struct.pack("<Q", 55) + b'{"a":{"dtype":"F32","data_offsets":[0,8],"shape":[5]}} ' + bytes(8),
      "C004.*5 values of F32 in 8 bytes"),
     ("x.npy", b"\x93NUMPY\x01\x00" + struct.pack("<H", 58)

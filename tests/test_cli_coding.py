@@ -131,6 +131,27 @@ def test_the_same_request_writes_the_same_bytes(profile: str, tmp_path: Path) ->
     assert texts[0] == texts[1]
 
 
+def test_what_is_asked_for_and_cannot_be_coded_is_said(profile: str, tmp_path: Path) -> None:
+    said = synth(profile, "--codec", "auto").stdout
+    assert "codec        none: " in said and "says nothing of lossless codecs for float32" in said
+    assert "codec" not in synth(profile).stdout
+    sketch = tmp_path / "sketch.yaml"
+    sketch.write_text("schema: taccl/sketch/v1\ncodec: q8\n")
+    xml = synth(profile, "-s", str(sketch), "-o", str(tmp_path / "ag.xml")).stdout
+    assert "codec        none: MSCCL XML has no room for compression, and the sketch asks for q8" in xml
+    sketch.write_text("schema: taccl/sketch/v1\ncodec: none\n")
+    assert "codec" not in synth(profile, "-s", str(sketch), "-o", str(tmp_path / "ag.xml")).stdout
+
+
+def test_a_gain_is_that_over_the_best_schedule_that_is_known(profile: str, tmp_path: Path) -> None:
+    path = tmp_path / "ar.json"
+    line = ("synth", "-t", profile, "-c", "allreduce", "--size", "4MB", "--time-limit", "2", "--codec", "q8")
+    made = run(*line, "-o", str(path), "--json")
+    coding = json.loads(made.stdout)["coding"]
+    without = json.loads(run("simulate", str(path), "--json").stdout)["time_us"]
+    assert coding["time_us"] < coding["uncoded_time_us"] <= without + 1e-6
+
+
 def test_auto_takes_only_what_changes_no_bit(profile: str) -> None:
     plain = synth(profile, "--json")
     assert json.loads(plain.stdout)["coding"] is None  # for float32 the profile has a lossy codec only

@@ -99,6 +99,7 @@ ASKED = {"file": "x.json", "codecs": None, "codec_links": None, "dtype": None, "
     ("more", "words"),
     [
         ({"names": ("lz77",)}, "--codec 'lz77': unknown; known: raw, xw"),
+        ({"names": ("auto",)}, "zstd; synthesis chooses one: taccl synth --codec auto -o FILE.json"),
         ({"dtypes": ("float32", "bfloat16")}, "--codec q8 takes float32; not bfloat16"),
         ({"ops": ("sum", "prod")}, "products of rounded values"),
         ({"calibrate": True}, "leave out --codec"),

@@ -19,6 +19,7 @@ SAFETENSORS = {
     "F32": "float32", "F64": "float64", "F16": "float16", "BF16": "bfloat16", "I32": "int32", "I64": "int64",
     "U8": "uint8",
 }  # fmt: skip
+FIELDS = "dtype, shape and data_offsets"
 # More would be no header of a file of tensors.
 MOST_HEADER_BYTES = 100 << 20
 MOST_DIMENSIONS = 64
@@ -143,9 +144,9 @@ def read_safetensors(path: str) -> dict[str, Array]:
                 start, end = _whole(entry["data_offsets"])
                 places[name] = str(entry["dtype"]), start, end, math.prod(_whole(entry["shape"]))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise invalid(
-            path, "C004", f"the header of this safetensors file cannot be read: {error!r}"
-        ) from error
+        # The first have words for a reader, of JSON's parser or of `_whole`.
+        why = error if isinstance(error, ValueError) else f"it is no object of tensors, each with {FIELDS}"
+        raise invalid(path, "C004", f"the header of this safetensors file cannot be read: {why}") from error
     body = data[8 + length :]
     found = {}
     for name, (kind, start, end, values) in places.items():
@@ -166,7 +167,7 @@ def _whole(numbers: Any) -> list[int]:
     if not isinstance(numbers, list) or len(numbers) > MOST_DIMENSIONS:
         raise ValueError("no list of offsets or sizes")
     if not all(type(number) is int and 0 <= number < 2**63 for number in numbers):
-        raise ValueError("offsets and sizes are whole numbers from 0")
+        raise ValueError("offsets and sizes are whole numbers from 0 to 2^63")
     return numbers
 
 

@@ -141,9 +141,11 @@ def with_codec(
         polished(choice, topology, allowed, effort, request.seed, late) for choice in found[:MOST_POLISHED]
     ]
     without_fs = uncoded_fs + load_fs(topology, len(uncoded.messages))
+    # What was made for a codec may be quicker without one, too.
+    known_fs = min(uncoded_fs, *(choice.algorithm.time_fs for choice in found)) if found else uncoded_fs
 
     def pays(choice: Choice) -> bool:
-        enough = choice.time_fs < WORTHWHILE * uncoded_fs
+        enough = choice.time_fs < WORTHWHILE * known_fs
         return enough and time_and_load_fs(choice, topology) < WORTHWHILE * without_fs
 
     for choice in sorted([*best, *found], key=judged):
@@ -155,7 +157,7 @@ def with_codec(
         bound = coded_bound(topology, builder(request)(1), request.size_bytes, kept.cost)
         planned = kept.planned()
         assert planned.coding is not None
-        plan = replace(planned.coding, lower_bound_us=us(bound.time_fs), uncoded_time_us=us(uncoded_fs))
+        plan = replace(planned.coding, lower_bound_us=us(bound.time_fs), uncoded_time_us=us(known_fs))
         return replace(planned, coding=plan)
     return None
 

@@ -108,7 +108,8 @@ def check_codecs(
 
     for name in names:
         if name not in CODECS:
-            raise UsageError(f"{by} {name!r}: unknown; known: {', '.join(CODECS)}")
+            hint = "; synthesis chooses one: taccl synth --codec auto -o FILE.json" if name == "auto" else ""
+            raise UsageError(f"{by} {name!r}: unknown; known: {', '.join(CODECS)}{hint}")
         if name == "raw":
             continue
         # Before the device is looked for.
