@@ -57,7 +57,7 @@ def test_nodes_share_memory_inside_and_messages_between(tmp_path, asked, others)
         assert sum(part["bytes"] for part in classes.values()) == row["wire_bytes"]
         # Clocks are compared by messages that wait for a core: what is short may seem to arrive before it leaves.
         if row["size"] == 512 * 1024:
-            assert classes["spine"]["measured_transit_us"] > 0
+            assert all(part["measured_transit_us"] > 0 for part in classes.values())
         ports = {part["name"]: part for part in row["calibration"]["ports"]}
         assert ports["leaf0.up"]["bytes"] == classes["spine"]["bytes"] / 2
     assert "leaf0.up" in done.stdout

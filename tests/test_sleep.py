@@ -199,13 +199,19 @@ def rank(links):
     theirs.close()
 
 
-def test_the_end_of_a_message_wakes_it_and_parts_of_it_need_not(rank):
-    links, port, theirs = rank
-    array = np.zeros(2**20, np.uint8)
+def receiving(port, nbytes):
+    """An array, and the message that is to fill it, which has begun."""
+    array = np.zeros(nbytes, np.uint8)
     message = port.recv(array, 1, 0)
     port.begin()
     message.start()
     port.poll([])
+    return array, message
+
+
+def test_the_end_of_a_message_wakes_it_and_parts_of_it_need_not(rank):
+    links, port, theirs = rank
+    array, message = receiving(port, 2**20)
 
     def send():
         theirs.sendall(HEAD.pack(LAST, links.run, len(array)))
@@ -225,11 +231,7 @@ def test_the_end_of_a_message_wakes_it_and_parts_of_it_need_not(rank):
 def test_it_wakes_by_itself_while_parts_of_a_message_come(rank):
     """Others are to be heard meanwhile: signals, and the MPI library."""
     links, port, theirs = rank
-    array = np.zeros(2**26, np.uint8)
-    message = port.recv(array, 1, 0)
-    port.begin()
-    message.start()
-    port.poll([])
+    array, _ = receiving(port, 2**26)
     data = HEAD.pack(LAST, links.run, len(array)) + bytes(len(array))
     sender = threading.Thread(target=theirs.sendall, args=(data,))
     sender.start()
@@ -253,3 +255,14 @@ def test_what_is_due_leaves_while_it_sleeps(rank):
         left -= len(theirs.recv(left))
     woken_until(links, port, lambda: links.news)
     assert port.poll([message.token]) == [0]
+
+
+def test_what_was_due_before_it_sleeps_is_not_slept_over(rank):
+    links, port, _ = rank
+    message = port.send(np.zeros(30_000, np.uint8), 1, 0)
+    port.begin()
+    message.start()
+    port.poll([])
+    assert links.due_ns
+    time.sleep(0.05)  # all of it may go by now
+    woken_until(links, port, links.links[1].idle)
